@@ -1,0 +1,60 @@
+# Everything runs in .venv, which is set up once, without root. `make help` tells the rest.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CORE := $(shell find src -name '*.pyx' -o -name '*.pxd')
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help demo test lint types check bench soak clean
+
+help: ## show this
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: .venv/demo .venv/core ## see the limiters at work in the terminal (Ctrl-C ends it)
+	@$(BIN)/headgate demo
+
+test: lint ## all that a change must pass: lint, types, the map's arrows, tests, coverage, docs
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+lint: .venv/test .venv/core ## style, types and the arrows of the map
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/cython-lint src
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest headgate
+	$(BIN)/lint-imports
+
+bench: .venv/bench .venv/core ## us and the peers side by side; ONLY=limits runs one part
+	$(BIN)/python -m benchmarks $(ONLY)
+
+soak: .venv/test .venv/core ## the property tests again, with many more examples (some ten minutes)
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests
+
+clean: ## remove .venv and all that was built
+	rm -rf .venv build dist .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src -name '*.c' -delete -o -name '*.so' -delete -o -name '*.egg-info' -prune -exec rm -rf {} +
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/made:
+	@echo "headgate: making .venv"
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit("headgate: Python 3.11 or newer is needed, $(PYTHON) is " + v)'
+	@rm -rf .venv; $(PYTHON) -m venv .venv >/dev/null 2>&1 || { \
+	  rm -rf .venv; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "headgate: installing python3-venv and python3-dev"; \
+	    apt-get update -qq && apt-get install -y -qq python3-venv python3-dev >/dev/null && $(PYTHON) -m venv .venv; \
+	  else \
+	    echo "headgate: '$(PYTHON) -m venv' does not work here: install it (Debian: apt-get install python3-venv python3-dev)"; exit 1; \
+	  fi; }
+	@$(PIP) --upgrade pip "setuptools>=77" "Cython>=3.1,<4"
+	@touch $@
+
+.venv/demo .venv/test .venv/bench: .venv/%: .venv/made pyproject.toml setup.py
+	@echo "headgate: compiling the core and installing what 'make $*' needs"
+	@$(PIP) --no-build-isolation --editable ".[$(subst demo,dashboard,$*)]"
+	@touch $@ .venv/core
+
+.venv/core: $(CORE) | .venv/made
+	@echo "headgate: compiling what has changed"
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@

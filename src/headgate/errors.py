@@ -1,0 +1,35 @@
+"""Errors, by whose fault they are.
+
+The caller's mistakes are `ValueError` and `TypeError`. Everything else that
+Headgate raises on purpose comes from `HeadgateError`, so one `except` catches
+"the limiter said no, or could not say" and nothing that is a bug in the caller.
+"""
+
+__all__ = ["ClockMovedBackwards", "ConfigError", "HeadgateError"]
+
+
+class HeadgateError(Exception):
+    """The root of all errors that are not the caller's mistake."""
+
+
+class ConfigError(HeadgateError):
+    """The configuration (a file, a flag, the environment) cannot be used as it is."""
+
+
+class ClockMovedBackwards(HeadgateError):
+    """The wall clock stepped back further than can be waited out.
+
+    `last` and `now` are Unix times in seconds: the newest time that was
+    already used, and what the clock says now.
+    """
+
+    def __init__(self, last: float, now: float) -> None:
+        super().__init__(
+            f"the clock moved backwards by {last - now:.3f} s, from {last:.3f} to {now:.3f} "
+            f"(Unix time); at most 1 s is waited out"
+        )
+        self.last = last
+        self.now = now
+
+    def __reduce__(self) -> tuple[type["ClockMovedBackwards"], tuple[float, float]]:
+        return type(self), (self.last, self.now)

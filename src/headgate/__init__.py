@@ -1,0 +1,49 @@
+"""Headgate keeps a fleet of servers inside its limits.
+
+Decide here, agree in the background: each decision is a look at local memory, and
+agreement between machines happens off the request's path.
+"""
+
+from headgate.clock import ManualClock, SystemClock
+from headgate.errors import ClockMovedBackwards, ConfigError, HeadgateError
+from headgate.ids import Snowflake, SnowflakeParts
+from headgate.limits import (
+    AdaptiveConcurrency,
+    ConcurrencyLimit,
+    Decision,
+    FixedWindow,
+    Keyed,
+    LeakyBucket,
+    Limit,
+    RateLimited,
+    RateLimiter,
+    SlidingCounter,
+    SlidingWindow,
+    TokenBucket,
+    limited,
+    parse_limits,
+)
+
+__all__ = [
+    "AdaptiveConcurrency",
+    "ClockMovedBackwards",
+    "ConcurrencyLimit",
+    "ConfigError",
+    "Decision",
+    "FixedWindow",
+    "HeadgateError",
+    "Keyed",
+    "LeakyBucket",
+    "Limit",
+    "ManualClock",
+    "RateLimited",
+    "RateLimiter",
+    "SlidingCounter",
+    "SlidingWindow",
+    "Snowflake",
+    "SnowflakeParts",
+    "SystemClock",
+    "TokenBucket",
+    "limited",
+    "parse_limits",
+]

@@ -1,0 +1,379 @@
+# cython: language_level=3, cdivision=True
+"""The algorithms, as plain functions on a few numbers: a rule, a cell, the time.
+
+A *rule* is what was configured; a *cell* is what one key has used: one to three
+doubles. A cell of zero use is the same as no cell, so the owner may forget it.
+Each algorithm is the same five functions, and `cell_*` picks by the rule:
+
+    wait(rule, cell, now, cost)    seconds until `cost` could be taken; 0: now
+    charge(rule, cell, now, cost)  take it, whether or not it fits
+    refund(rule, cell, now, cost, since)
+                                   give back what was taken at `since`; never above
+                                   full, and nothing of a window that has passed
+    used(rule, cell, now)          units in use now
+    idle_after(rule, cell, now)    seconds until the cell is as good as none
+
+Times are seconds since the owner's start; they may go back, and that mints nothing.
+
+- Token bucket (GCRA): cell[0] is the theoretical arrival in *units*: where the
+  stream of `rate` units per second would be had it never been idle. Units, not
+  seconds as usual: whole costs then add up exactly, however high the rate.
+- Fixed window: cell[0] is where the window ends, counted in windows; cell[1] what
+  was used in it.
+- Sliding counter: the same, and cell[2] is what was used in the window before; of
+  this counts the part of the window that still overlaps the last `span` seconds.
+- Sliding window (exact log): cell[0] points to a ring of (time, total) entries.
+
+Slack: a bucket refilled at 10/s must have one token after 0.1 s although 0.1 is
+not a binary fraction. So a decision may come early by `slack` units (`tick`
+seconds for windows): about a nanosecond, or two steps of a coarser clock. It is
+a constant and does not add up.
+"""
+
+from libc.math cimport INFINITY, floor
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+
+from headgate.limits._numbers cimport larger, smaller
+
+
+cdef enum:
+    TOKEN_BUCKET = 0
+    FIXED_WINDOW = 1
+    SLIDING_COUNTER = 2
+    SLIDING_WINDOW = 3
+    WORDS = 3  # doubles of the largest cell
+
+
+cdef struct Rule:
+    int algorithm
+    double limit   # units that fit: the burst of a bucket, the amount of a window
+    double rate    # units per second, in the long run
+    double span    # seconds: the window; for a bucket, from empty to full
+    double phase   # seconds into its window at time 0
+    double slack   # units
+    double tick    # seconds
+
+
+cdef inline int words_of(int algorithm) noexcept nogil:
+    if algorithm == FIXED_WINDOW:
+        return 2
+    if algorithm == SLIDING_COUNTER:
+        return 3
+    return 1
+
+
+# --- token bucket
+
+cdef inline double bucket_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
+    cdef double arrival = now * rule.rate
+    cdef double missing = larger(cell[0] - arrival, 0.0) + (cost - rule.limit)
+    return missing / rule.rate if missing > rule.slack else 0.0
+
+
+cdef inline void bucket_charge(Rule* rule, double* cell, double now, double cost) noexcept nogil:
+    cell[0] = larger(cell[0], now * rule.rate) + cost
+
+
+cdef inline double bucket_used(Rule* rule, double* cell, double now) noexcept nogil:
+    return larger(cell[0] - now * rule.rate, 0.0)
+
+
+# --- windows
+
+cdef inline double window_number(Rule* rule, double now) noexcept nogil:
+    return floor((now + rule.phase + rule.tick) / rule.span)
+
+
+cdef inline double window_end(Rule* rule, double* cell, double now) noexcept nogil:
+    """Seconds until the cell's window ends."""
+    return cell[0] * rule.span - rule.phase - now
+
+
+cdef inline void window_turn(Rule* rule, double* cell, double now) noexcept nogil:
+    """Bring the cell to the window of `now`. A clock that went back stays in its window."""
+    cdef double end
+    if window_end(rule, cell, now) > rule.tick:
+        return
+    end = window_number(rule, now) + 1.0
+    if rule.algorithm == SLIDING_COUNTER:
+        cell[2] = cell[1] if end - cell[0] == 1.0 else 0.0
+    cell[1] = 0.0
+    cell[0] = end
+
+
+cdef inline double fixed_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
+    window_turn(rule, cell, now)
+    if cell[1] + cost <= rule.limit + rule.slack:
+        return 0.0
+    return larger(window_end(rule, cell, now), rule.tick)
+
+
+cdef inline double counter_before(Rule* rule, double* cell, double now) noexcept nogil:
+    """What still counts of the window before: all of it as a window starts, nothing as it ends."""
+    if cell[2] == 0.0:
+        return 0.0
+    return cell[2] * smaller(larger(window_end(rule, cell, now) / rule.span, 0.0), 1.0)
+
+
+cdef inline double counter_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
+    cdef double room, overlap
+    window_turn(rule, cell, now)
+    room = rule.limit - cost - cell[1]
+    if counter_before(rule, cell, now) <= room + rule.slack:
+        return 0.0
+    if room >= 0.0:
+        # cell[2] > 0 here, and shrinks to `room` within this window.
+        overlap = room / cell[2]
+        return larger(window_end(rule, cell, now) - overlap * rule.span, rule.tick)
+    # In the next window this one's use is the one that shrinks.
+    overlap = (rule.limit - cost) / cell[1]
+    return larger(window_end(rule, cell, now) + (1.0 - overlap) * rule.span, rule.tick)
+
+
+cdef inline void window_charge(Rule* rule, double* cell, double now, double cost) noexcept nogil:
+    window_turn(rule, cell, now)
+    cell[1] += cost
+
+
+cdef inline void window_refund(
+    Rule* rule, double* cell, double now, double cost, double since
+) noexcept nogil:
+    cdef double ago, here
+    window_turn(rule, cell, now)
+    ago = cell[0] - 1.0 - window_number(rule, since)
+    if ago <= 0.0:
+        here = smaller(cell[1], cost)
+        cell[1] -= here
+        cost -= here
+    if ago <= 1.0 and rule.algorithm == SLIDING_COUNTER:
+        cell[2] = larger(cell[2] - cost, 0.0)
+
+
+cdef inline double window_used(Rule* rule, double* cell, double now) noexcept nogil:
+    window_turn(rule, cell, now)
+    if rule.algorithm == SLIDING_COUNTER:
+        return cell[1] + counter_before(rule, cell, now)
+    return cell[1]
+
+
+cdef inline double window_idle_after(Rule* rule, double* cell, double now) noexcept nogil:
+    cdef double end
+    window_turn(rule, cell, now)
+    end = window_end(rule, cell, now)
+    if cell[1] > 0.0:
+        return end + rule.span if rule.algorithm == SLIDING_COUNTER else end
+    if rule.algorithm == SLIDING_COUNTER and cell[2] > 0.0:
+        return end
+    return 0.0
+
+
+# --- exact log
+
+cdef struct LogEntry:
+    double at
+    double total   # of all that was ever charged, this entry included
+
+
+cdef struct Log:
+    LogEntry* ring
+    int64_t size     # of the ring, a power of two
+    int64_t first    # the oldest entry that still counts
+    int64_t count
+    double total
+    double expired   # the total that no longer counts
+
+
+cdef inline Log* log_of(double* cell) noexcept nogil:
+    return (<Log**>cell)[0]
+
+
+cdef inline LogEntry* log_entry(Log* log, int64_t index) noexcept nogil:
+    return &log.ring[(log.first + index) & (log.size - 1)]
+
+
+cdef inline double log_time(Rule* rule, Log* log, double now) noexcept nogil:
+    """Drop what is older than the window, each entry once. Entries stay in order of time."""
+    cdef LogEntry* oldest
+    if log.count:
+        now = larger(now, log_entry(log, log.count - 1).at)
+    while log.count:
+        oldest = log_entry(log, 0)
+        if oldest.at + rule.span > now + rule.tick:
+            break
+        log.expired = oldest.total
+        log.first = (log.first + 1) & (log.size - 1)
+        log.count -= 1
+    return now
+
+
+cdef inline double log_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
+    cdef Log* log = log_of(cell)
+    cdef double must_expire
+    cdef int64_t low = 0, high, middle
+    if log == NULL:
+        return 0.0
+    log_time(rule, log, now)
+    must_expire = log.total + cost - rule.limit
+    if must_expire <= log.expired:
+        return 0.0
+    high = log.count - 1
+    while low < high:
+        middle = (low + high) // 2
+        if log_entry(log, middle).total >= must_expire:
+            high = middle
+        else:
+            low = middle + 1
+    return larger(log_entry(log, low).at + rule.span - now, rule.tick)
+
+
+cdef inline int log_prepare(double* cell) noexcept nogil:
+    """Make room for one more entry; -1 when there is no memory. Changes nothing that counts."""
+    cdef Log* log = log_of(cell)
+    cdef LogEntry* ring
+    cdef int64_t i, size
+    if log == NULL:
+        log = <Log*>malloc(sizeof(Log))
+        if log == NULL:
+            return -1
+        log.ring = NULL
+        log.size = log.first = log.count = 0
+        log.total = log.expired = 0.0
+        (<Log**>cell)[0] = log
+    if log.count < log.size:
+        return 0
+    size = log.size * 2 if log.size else 4
+    ring = <LogEntry*>malloc(size * sizeof(LogEntry))
+    if ring == NULL:
+        return -1
+    for i in range(log.count):
+        ring[i] = log_entry(log, i)[0]
+    free(log.ring)
+    log.ring = ring
+    log.size = size
+    log.first = 0
+    return 0
+
+
+cdef inline void log_charge(Rule* rule, double* cell, double now, double cost) noexcept nogil:
+    """`log_prepare` has been called."""
+    cdef Log* log = log_of(cell)
+    cdef LogEntry* newest
+    now = log_time(rule, log, now)
+    log.total += cost
+    if log.count:
+        newest = log_entry(log, log.count - 1)
+        if newest.at == now:
+            newest.total = log.total
+            return
+    newest = log_entry(log, log.count)
+    newest.at = now
+    newest.total = log.total
+    log.count += 1
+
+
+cdef inline void log_refund(
+    Rule* rule, double* cell, double now, double cost, double since
+) noexcept nogil:
+    """From the newest entries: what is given back was taken last, or counts as if it were."""
+    cdef Log* log = log_of(cell)
+    cdef double before
+    if log == NULL or since + rule.span <= now + rule.tick:
+        return
+    log_time(rule, log, now)
+    log.total = larger(log.total - cost, log.expired)
+    while log.count:
+        before = log_entry(log, log.count - 2).total if log.count > 1 else log.expired
+        if before < log.total:
+            log_entry(log, log.count - 1).total = log.total
+            return
+        log.count -= 1
+
+
+cdef inline double log_used(Rule* rule, double* cell, double now) noexcept nogil:
+    cdef Log* log = log_of(cell)
+    if log == NULL:
+        return 0.0
+    log_time(rule, log, now)
+    return log.total - log.expired
+
+
+cdef inline double log_idle_after(Rule* rule, double* cell, double now) noexcept nogil:
+    cdef Log* log = log_of(cell)
+    if log == NULL:
+        return 0.0
+    log_time(rule, log, now)
+    return log_entry(log, log.count - 1).at + rule.span - now if log.count else 0.0
+
+
+# --- any of them
+
+cdef inline void cell_clear(int algorithm, double* cell) noexcept nogil:
+    """Make it a cell of zero use. What it held must have been freed."""
+    if algorithm == SLIDING_WINDOW:
+        (<Log**>cell)[0] = NULL
+        return
+    cell[0] = -INFINITY
+    if algorithm != TOKEN_BUCKET:
+        cell[1] = 0.0
+    if algorithm == SLIDING_COUNTER:
+        cell[2] = 0.0
+
+
+cdef inline void cell_free(int algorithm, double* cell) noexcept nogil:
+    cdef Log* log
+    if algorithm == SLIDING_WINDOW:
+        log = log_of(cell)
+        if log != NULL:
+            free(log.ring)
+            free(log)
+
+
+cdef inline int cell_prepare(Rule* rule, double* cell) noexcept nogil:
+    return log_prepare(cell) if rule.algorithm == SLIDING_WINDOW else 0
+
+
+cdef inline double cell_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
+    if rule.algorithm == TOKEN_BUCKET:
+        return bucket_wait(rule, cell, now, cost)
+    if rule.algorithm == FIXED_WINDOW:
+        return fixed_wait(rule, cell, now, cost)
+    if rule.algorithm == SLIDING_COUNTER:
+        return counter_wait(rule, cell, now, cost)
+    return log_wait(rule, cell, now, cost)
+
+
+cdef inline void cell_charge(Rule* rule, double* cell, double now, double cost) noexcept nogil:
+    if rule.algorithm == TOKEN_BUCKET:
+        bucket_charge(rule, cell, now, cost)
+    elif rule.algorithm == SLIDING_WINDOW:
+        log_charge(rule, cell, now, cost)
+    else:
+        window_charge(rule, cell, now, cost)
+
+
+cdef inline void cell_refund(
+    Rule* rule, double* cell, double now, double cost, double since
+) noexcept nogil:
+    if rule.algorithm == TOKEN_BUCKET:
+        cell[0] -= cost
+    elif rule.algorithm == SLIDING_WINDOW:
+        log_refund(rule, cell, now, cost, since)
+    else:
+        window_refund(rule, cell, now, cost, since)
+
+
+cdef inline double cell_used(Rule* rule, double* cell, double now) noexcept nogil:
+    if rule.algorithm == TOKEN_BUCKET:
+        return bucket_used(rule, cell, now)
+    if rule.algorithm == SLIDING_WINDOW:
+        return log_used(rule, cell, now)
+    return window_used(rule, cell, now)
+
+
+cdef inline double cell_idle_after(Rule* rule, double* cell, double now) noexcept nogil:
+    if rule.algorithm == TOKEN_BUCKET:
+        return bucket_used(rule, cell, now) / rule.rate
+    if rule.algorithm == SLIDING_WINDOW:
+        return log_idle_after(rule, cell, now)
+    return window_idle_after(rule, cell, now)

@@ -1,0 +1,499 @@
+# cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic, cdivision=True
+"""`Keyed`: one limiter per key, for as many keys as come.
+
+A call finds the key's cells (`_cell_table.pxd`), asks each limit's algorithm
+(`_cells.pxd`) whether the cost fits, and charges all of them or none. A key that has
+used nothing takes no memory; one that is idle again loses its place in small steps.
+
+Where a key's cells are:
+
+    own        in the table: the usual case
+    overridden the key has limits of its own (`override`), kept until they are removed
+    shared     the table holds `max_keys` live keys: new ones share 1,024 spare sets of
+               cells by their hash. They get less, never more, and `overflowed` counts
+               these calls. A key leaves its shared cells only when those are idle, so
+               it never buys a fresh bucket. No live key ever makes room for a new one.
+    blank      nowhere yet: the key is added when something is charged
+"""
+
+from cpython.bytes cimport PyBytes_CheckExact
+from cpython.long cimport PyLong_CheckExact
+from cpython.object cimport PyObject_Hash
+from cpython.tuple cimport PyTuple_CheckExact
+from cpython.unicode cimport PyUnicode_CheckExact
+from libc.math cimport INFINITY, floor
+
+from headgate.limits._cell_table cimport (
+    CellTable, MOST_RULES, Rules, state_clear, state_free, state_is_idle,
+)
+from headgate.limits._cells cimport (
+    FIXED_WINDOW, Rule, SLIDING_COUNTER, SLIDING_WINDOW, TOKEN_BUCKET, WORDS, bucket_charge,
+    bucket_wait, cell_charge, cell_idle_after, cell_prepare, cell_refund, cell_used, cell_wait, words_of,
+)
+from headgate.limits._decision cimport Decision, decide
+from headgate.limits._numbers cimport larger, smaller
+from headgate.limits._rules cimport make_rule
+from headgate.limits._timing cimport Timing
+
+from headgate.limits.denial import RateLimited
+from headgate.limits.limit import Limit, as_limits
+from headgate.limits.reservation import Reservation
+from headgate.limits.waiting import Lines, TaskSleeper, ThreadSleeper, timeout_seconds
+
+__all__ = ["Keyed"]
+
+_ALGORITHMS = {
+    "token_bucket": TOKEN_BUCKET,
+    "leaky_bucket": TOKEN_BUCKET,
+    "fixed_window": FIXED_WINDOW,
+    "sliding_counter": SLIDING_COUNTER,
+    "sliding_window": SLIDING_WINDOW,
+}
+
+cdef enum:
+    SWEEP_PER_KEY = 8         # slots looked at for each key that is added
+    SWEEP_IN_PASSING = 64     # and once in a while when none is added
+    SWEEP_AT_THE_CAP = 256
+
+cdef double SWEEP_EVERY = 0.001  # seconds
+
+cdef enum Where:
+    OWN
+    OVERRIDDEN
+    SHARED
+    BLANK
+    UNKNOWN   # the clock stepped back behind a time at which keys were forgotten
+
+cdef struct Spot:
+    Where where
+    Rules* rules
+    double* state
+    Py_hash_t key_hash
+
+
+cdef class _Override:
+    """The limits of one key, and what it has used of them."""
+
+    cdef tuple limits
+    cdef Rules rules
+    cdef double[MOST_RULES * WORDS] state
+
+    def __dealloc__(self):
+        state_free(&self.rules, self.state)
+
+
+cdef class Keyed:
+    """One limiter per key.
+
+    `limit` is a `Limit`, a string such as "100/second; 5000/hour", or several: all
+    must agree, and none is charged unless all do. `algorithm` is "token_bucket",
+    "leaky_bucket", "fixed_window", "sliding_window" or "sliding_counter". Keys are
+    str, bytes, int, or tuples of them.
+    """
+
+    cdef Timing _timing
+    cdef CellTable _table
+    cdef str _algorithm
+    cdef tuple _limits
+    cdef size_t _max_keys
+    cdef dict _overrides
+    cdef unsigned long long _overflowed
+    cdef double _next_sweep
+    cdef double[MOST_RULES * WORDS] _blank
+    cdef object _lines
+
+    def __init__(self, limit, *, algorithm="token_bucket", max_keys=1_000_000, clock=None):
+        cdef Rules rules
+        if algorithm not in _ALGORITHMS:
+            raise ValueError(f"algorithm must be one of {', '.join(_ALGORITHMS)}, got {algorithm!r}")
+        if not isinstance(max_keys, int):
+            raise TypeError(f"max_keys must be an int, got {max_keys!r}")
+        if not 1 <= max_keys <= 1 << 40:
+            raise ValueError(f"max_keys must be from 1 to 2^40, got {max_keys!r}")
+        self._timing = Timing(clock)
+        self._algorithm = algorithm
+        self._limits = as_limits(limit)
+        self._compile(self._limits, &rules)
+        self._table = CellTable(max_keys)
+        self._table.set_rules(&rules)
+        self._max_keys = max_keys
+        self._overrides = {}
+        self._next_sweep = SWEEP_EVERY
+        state_clear(&rules, self._blank)
+        self._lines = Lines(self._now)
+
+    def allow(self, key, double cost=1.0):
+        """Charge `cost` to `key` if it fits now."""
+        cdef Spot spot
+        cdef double now = self._timing.now()
+        if not cost > 0.0:
+            raise _bad_cost(cost, self._table.rules.most)
+        return self._take(key, cost, now, &spot) == 0.0
+
+    def check(self, key, double cost=1.0):
+        """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
+        cdef Spot spot
+        cdef double wait, now = self._timing.now()
+        if not cost >= 0.0:
+            raise _bad_cost(cost, self._table.rules.most)
+        wait = self._take(key, cost, now, &spot)
+        return self._decision(key, &spot, now, cost, wait)
+
+    def acquire(self, key, double cost=1.0, timeout=None):
+        """Wait until `cost` fits; return the seconds waited.
+
+        Those who wait for one key go in their order. Raises `RateLimited` when it
+        does not fit within `timeout` seconds: at once, where that is known at once.
+        """
+        if self.allow(key, cost):
+            return 0.0
+        sleeper = ThreadSleeper(self._timing.clock)
+        return sleeper.wait(self._queue(key, cost, timeout_seconds(timeout), sleeper))
+
+    async def acquire_async(self, key, cost=1.0, timeout=None):
+        """As `acquire`, for tasks. A cancelled one leaves the line."""
+        if self.allow(key, cost):
+            return 0.0
+        sleeper = TaskSleeper(self._timing.clock)
+        return await sleeper.wait(self._queue(key, cost, timeout_seconds(timeout), sleeper))
+
+    def reserve(self, key, double cost=1.0):
+        """Charge an expected cost now; `settle` the real one on what is returned.
+
+            with keyed.reserve("user", 500) as reservation:
+                reservation.settle(answer.tokens)
+
+        Raises `RateLimited` when `cost` does not fit. A block that ends without
+        `settle` has cost what was expected; one that raises has cost nothing.
+        """
+        cdef Spot spot
+        cdef double wait, now = self._timing.now()
+        if not cost > 0.0:
+            raise _bad_cost(cost, self._table.rules.most)
+        wait = self._take(key, cost, now, &spot)
+        if wait > 0.0:
+            raise RateLimited(self._decision(key, &spot, now, cost, wait))
+        return Reservation(self._settle, key, cost, now)
+
+    def refund(self, key, double cost):
+        """Give `cost` back, as if it had been taken just now. Never fills above full."""
+        if not 0.0 < cost < INFINITY:
+            raise ValueError(f"cost must be a finite number above 0, got {cost!r}")
+        self._check_whole(cost)
+        self._give_back(key, cost, self._timing.now())
+
+    def reset(self, key):
+        """Forget what `key` has used. What it used of shared cells stays."""
+        cdef _Override override
+        key = _exact(key)
+        override = self._overrides.get(key)
+        if override is None:
+            self._table.remove(key, PyObject_Hash(key))
+        else:
+            state_free(&override.rules, override.state)
+            state_clear(&override.rules, override.state)
+        self._lines.wake_head(key)
+
+    def override(self, key, limit):
+        """Give `key` limits of its own; None takes them away. What it has used stays used."""
+        cdef Spot spot
+        cdef _Override override
+        cdef double now = self._timing.now()
+        key = _exact(key)
+        if limit is None:
+            if key in self._overrides:
+                self._find(key, now, &spot)
+                override = self._overrides.pop(key)
+                self._adopt(key, now, &spot)
+        else:
+            override = _Override()
+            override.limits = as_limits(limit)
+            self._compile(override.limits, &override.rules)
+            state_clear(&override.rules, override.state)
+            self._find(key, now, &spot)
+            if spot.where != BLANK and spot.where != UNKNOWN:
+                _carry(&spot, &override.rules, override.state, now)
+            self._overrides[key] = override
+            self._table.remove(key, spot.key_hash)
+        self._lines.wake_head(key)
+
+    def limits_of(self, key):
+        """The limits that hold for `key`."""
+        cdef _Override override = self._overrides.get(_exact(key))
+        return self._limits if override is None else override.limits
+
+    def __len__(self):
+        """Keys that take memory: those in use, those idle since a moment ago, and overrides."""
+        return self._table.count + len(self._overrides)
+
+    @property
+    def limits(self):
+        """The limits of keys that have no override."""
+        return self._limits
+
+    @property
+    def algorithm(self):
+        return self._algorithm
+
+    @property
+    def max_keys(self):
+        return self._max_keys
+
+    @property
+    def overflowed(self):
+        """Calls that had to be answered from shared cells, since the start."""
+        return self._overflowed
+
+    @property
+    def waiting(self):
+        """How many wait in `acquire`, over all keys."""
+        return len(self._lines)
+
+    def __repr__(self):
+        limits = "; ".join(map(str, self._limits))
+        overflowed = f", overflowed={self._overflowed}" if self._overflowed else ""
+        return f"Keyed({limits!r}, algorithm={self._algorithm!r}, keys={len(self)}{overflowed})"
+
+    def _now(self):
+        return self._timing.now()
+
+    def _queue(self, key, double cost, double timeout, sleeper):
+        def attempt():
+            cdef Spot spot
+            return self._take(key, cost, self._timing.now(), &spot)
+
+        def refuse():
+            cdef Spot spot
+            now = self._timing.now()
+            self._find(key, now, &spot)
+            wait = larger(self._wait(&spot, now, cost), self._timing.tick)
+            return RateLimited(self._decision(key, &spot, now, cost, wait))
+
+        return self._lines.queue(_exact(key), attempt, refuse, timeout, sleeper)
+
+    def _settle(self, key, double taken, double since, double cost):
+        """Make `taken`, charged at `since`, have been `cost`."""
+        cdef Spot spot
+        cdef double now = self._timing.now()
+        if not 0.0 <= cost < INFINITY:
+            raise ValueError(f"the cost must be a finite number, 0 or more, got {cost!r}")
+        self._check_whole(cost)
+        if cost > taken:
+            self._find(key, now, &spot)
+            self._charge(key, cost - taken, now, &spot)
+        elif cost < taken:
+            self._give_back(key, taken - cost, since)
+
+    cdef inline double _take(self, object key, double cost, double now, Spot* spot) except -1.0:
+        """Charge `cost` and return 0, or change nothing and return the seconds until it fits."""
+        cdef double wait
+        self._find(key, now, spot)
+        if not cost <= spot.rules.most:
+            raise _bad_cost(cost, spot.rules.most)
+        if spot.rules.count == 1 and spot.where == OWN and spot.rules.rule[0].algorithm == TOKEN_BUCKET:
+            wait = bucket_wait(&spot.rules.rule[0], spot.state, now, cost)
+            if wait == 0.0:
+                bucket_charge(&spot.rules.rule[0], spot.state, now, cost)
+        else:
+            self._check_whole(cost)
+            wait = self._wait(spot, now, cost)
+            if wait == 0.0 and cost > 0.0:
+                self._charge(key, cost, now, spot)
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_EVERY
+            self._table.sweep(now, SWEEP_IN_PASSING)
+        return wait
+
+    cdef inline int _find(self, object key, double now, Spot* spot) except -1:
+        cdef _Override override
+        if not PyUnicode_CheckExact(key):
+            key = _exact(key)
+        spot.key_hash = PyObject_Hash(key)
+        spot.rules = &self._table.rules
+        if self._overrides:
+            override = self._overrides.get(key)
+            if override is not None:
+                spot.where = OVERRIDDEN
+                spot.rules = &override.rules
+                spot.state = override.state
+                return 0
+        spot.state = self._table.find(key, spot.key_hash)
+        spot.where = OWN
+        if spot.state == NULL:
+            self._find_absent(now, spot)
+        return 0
+
+    cdef void _find_absent(self, double now, Spot* spot) noexcept:
+        if self._table.shared != NULL:
+            spot.state = self._table.shared_state(spot.key_hash)
+            if not state_is_idle(spot.rules, spot.state, now):
+                spot.where = SHARED
+                return
+        spot.state = self._blank
+        spot.where = BLANK if now >= self._table.forgot_at else UNKNOWN
+
+    cdef double _wait(self, Spot* spot, double now, double cost) noexcept:
+        """Seconds until every limit has room for `cost`."""
+        cdef int i
+        cdef double* cell = spot.state
+        cdef double wait = 0.0
+        if spot.where == UNKNOWN:
+            return self._table.forgot_at - now
+        for i in range(spot.rules.count):
+            wait = larger(wait, cell_wait(&spot.rules.rule[i], cell, now, cost))
+            cell += words_of(spot.rules.rule[i].algorithm)
+        return wait
+
+    cdef int _charge(self, object key, double cost, double now, Spot* spot) except -1:
+        cdef int i
+        cdef double* cell
+        if spot.where == BLANK or spot.where == UNKNOWN:
+            self._adopt_blank(key, now, spot)
+        if spot.where == SHARED:
+            self._overflowed += 1
+        cell = spot.state
+        for i in range(spot.rules.count):
+            if cell_prepare(&spot.rules.rule[i], cell) < 0:
+                raise MemoryError
+            cell += words_of(spot.rules.rule[i].algorithm)
+        cell = spot.state
+        for i in range(spot.rules.count):
+            cell_charge(&spot.rules.rule[i], cell, now, cost)
+            cell += words_of(spot.rules.rule[i].algorithm)
+        return 0
+
+    cdef int _adopt_blank(self, object key, double now, Spot* spot) except -1:
+        """Find a place for a key that has none: its own, or a shared one at the cap."""
+        self._table.sweep(now, SWEEP_PER_KEY)
+        if self._table.count >= self._max_keys:
+            self._table.sweep(now, SWEEP_AT_THE_CAP)
+        if self._table.count < self._max_keys:
+            spot.state = self._table.add(_exact(key), spot.key_hash, now)
+            spot.where = OWN
+            return 0
+        self._table.make_shared()
+        spot.state = self._table.shared_state(spot.key_hash)
+        spot.where = SHARED
+        return 0
+
+    cdef int _adopt(self, object key, double now, Spot* old) except -1:
+        """Bring what a key used of its override to the default limits."""
+        cdef Spot spot
+        if state_is_idle(old.rules, old.state, now):
+            return 0
+        self._find(key, now, &spot)
+        if spot.where != SHARED:
+            self._adopt_blank(key, now, &spot)
+        _carry(old, spot.rules, spot.state, now)
+        return 0
+
+    cdef int _give_back(self, object key, double cost, double since) except -1:
+        cdef Spot spot
+        cdef double now = self._timing.now()
+        cdef double* cell
+        cdef int i
+        self._find(key, now, &spot)
+        # Nothing goes back to shared cells: it might be another key's use that is undone.
+        if spot.where == OWN or spot.where == OVERRIDDEN:
+            cell = spot.state
+            for i in range(spot.rules.count):
+                cell_refund(&spot.rules.rule[i], cell, now, cost, since)
+                cell += words_of(spot.rules.rule[i].algorithm)
+        self._lines.wake_head(_exact(key))
+        return 0
+
+    cdef Decision _decision(self, object key, Spot* spot, double now, double cost, double wait):
+        """From the limit that makes one wait the longest, or else has the least left."""
+        cdef Rule* rule
+        cdef double* cell
+        cdef double this_wait, left, decided_by = -1.0, least = INFINITY, reset_after = 0.0
+        cdef int i, index = 0
+        # The key may have moved in the table since it was charged.
+        self._find(key, now, spot)
+        cell = spot.state
+        for i in range(spot.rules.count):
+            rule = &spot.rules.rule[i]
+            left = larger(rule.limit - cell_used(rule, cell, now), 0.0)
+            this_wait = cell_wait(rule, cell, now, cost) if wait > 0.0 else 0.0
+            if this_wait > decided_by or (this_wait == decided_by and left < least):
+                index = i
+                decided_by = this_wait
+                least = left
+                reset_after = cell_idle_after(rule, cell, now)
+            cell += words_of(rule.algorithm)
+        limits = self._limits if spot.where != OVERRIDDEN else (<_Override>self._overrides[_exact(key)]).limits
+        return decide(
+            wait == 0.0, limits[index], 0.0 if spot.where == UNKNOWN else least, wait, larger(reset_after, wait)
+        )
+
+    cdef int _compile(self, tuple limits, Rules* rules) except -1:
+        """Turn limits into the numbers of the algorithm, or say what is wrong with them."""
+        cdef int algorithm = _ALGORITHMS[self._algorithm]
+        cdef int i
+        if len(limits) > MOST_RULES:
+            raise ValueError(f"a key has at most {MOST_RULES} limits, got {len(limits)}")
+        rules.count = len(limits)
+        rules.words = rules.count * words_of(algorithm)
+        rules.most = INFINITY
+        for i in range(rules.count):
+            limit = limits[i]
+            if self._algorithm == "leaky_bucket":
+                if limit.burst is not None:
+                    raise ValueError(f"{limit}: a leaky bucket lets one through per beat and has no burst")
+                limit = Limit(limit.amount, limit.per, 1.0)
+            rules.rule[i] = make_rule(algorithm, limit, self._timing)
+            rules.most = smaller(rules.most, rules.rule[i].limit)
+        return 0
+
+    cdef inline int _check_whole(self, double cost) except -1:
+        if self._table.rules.rule[0].algorithm == SLIDING_WINDOW and cost != floor(cost):
+            raise ValueError(f"cost must be a whole number for sliding_window, got {cost!r}")
+        return 0
+
+
+cdef void _carry(Spot* old, Rules* rules, double* state, double now) noexcept:
+    """Charge what was used under the old rules to the new ones, limit by limit.
+
+    Where there is no memory for a log, that limit starts afresh.
+    """
+    cdef double* cell = old.state
+    cdef double used
+    cdef int i
+    for i in range(min(old.rules.count, rules.count)):
+        used = cell_used(&old.rules.rule[i], cell, now)
+        if used > 0.0 and cell_prepare(&rules.rule[i], state) == 0:
+            cell_charge(&rules.rule[i], state, now, used)
+        cell += words_of(old.rules.rule[i].algorithm)
+        state += words_of(rules.rule[i].algorithm)
+
+
+cdef bint _is_exact(object key) noexcept:
+    if PyUnicode_CheckExact(key) or PyLong_CheckExact(key) or PyBytes_CheckExact(key):
+        return True
+    if not PyTuple_CheckExact(key):
+        return False
+    for part in <tuple>key:
+        if not _is_exact(part):
+            return False
+    return True
+
+
+cdef object _exact(object key):
+    """The key as a plain str, bytes, int or tuple, so that no code of the caller's runs in the table."""
+    if _is_exact(key):
+        return key
+    if isinstance(key, tuple):
+        return tuple([_exact(part) for part in tuple.__iter__(key)])
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, int):
+        return int.__int__(key)
+    if isinstance(key, bytes):
+        return bytes(memoryview(key))
+    raise TypeError(f"a key is a str, bytes, an int or a tuple of these, got {key!r}")
+
+
+cdef object _bad_cost(double cost, double most):
+    return ValueError(
+        f"cost must be above 0 and at most {most:g}, which is all that is let through at once; got {cost!r}"
+    )

@@ -1,0 +1,132 @@
+# cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic, cdivision=True
+"""`LeakyBucket`: a shaper. Whatever comes in, it goes out at a steady beat.
+
+    in    xxxxx.........x...
+    out   x.x.x.x.x.....x...      one per 1/rate seconds; a free beat lets one pass at once
+
+Those who must wait stand in a queue of `capacity` places: the k-th of them leaves
+k/rate seconds later, and one who finds it full is refused at once. Inside it is a
+token bucket of one token that may be owed up to `capacity` tokens.
+"""
+
+from libc.math cimport ceil
+
+from headgate.limits._cells cimport Rule, TOKEN_BUCKET, bucket_charge, bucket_used, cell_clear
+from headgate.limits._decision cimport decide
+from headgate.limits._numbers cimport larger
+from headgate.limits._rules cimport make_rule
+from headgate.limits._timing cimport Timing
+
+from headgate.limits.denial import RateLimited
+from headgate.limits.limit import Limit, positive
+from headgate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper, timeout_seconds
+
+__all__ = ["LeakyBucket"]
+
+
+cdef class LeakyBucket:
+    """Lets one through every 1/`rate` seconds; `capacity` more may queue."""
+
+    cdef Timing _timing
+    cdef Rule _rule
+    cdef double _cell
+    cdef Py_ssize_t _capacity
+    cdef object _limit
+    cdef object _waiting
+
+    def __init__(self, rate, capacity, *, clock=None):
+        rate = positive("rate", rate)
+        if not isinstance(capacity, int):
+            raise TypeError(f"capacity must be an int, got {capacity!r}")
+        if capacity < 0:
+            raise ValueError(f"capacity must be 0 or more, got {capacity!r}")
+        self._capacity = capacity
+        self._timing = Timing(clock)
+        self._limit = Limit(rate, 1.0, 1.0)
+        self._rule = make_rule(TOKEN_BUCKET, self._limit, self._timing)
+        cell_clear(TOKEN_BUCKET, &self._cell)
+        self._waiting = Schedule(self._now, self._timing.tick, self._reserve, self._give_back)
+
+    def try_acquire(self):
+        """Pass if the beat is free now, without a wait."""
+        cdef double now = self._timing.now()
+        if bucket_used(&self._rule, &self._cell, now) > self._rule.slack:
+            return False
+        bucket_charge(&self._rule, &self._cell, now, 1.0)
+        return True
+
+    def acquire(self, timeout=None):
+        """Wait for a beat; return the seconds waited.
+
+        Raises `RateLimited` at once when the queue is full, or when the turn would
+        not come within `timeout` seconds.
+        """
+        if self.try_acquire():
+            return 0.0
+        sleeper = ThreadSleeper(self._timing.clock)
+        return sleeper.wait(self._waiting.keep(1.0, timeout_seconds(timeout), sleeper))
+
+    async def acquire_async(self, timeout=None):
+        """As `acquire`, for tasks. A cancelled one frees its place."""
+        if self.try_acquire():
+            return 0.0
+        sleeper = TaskSleeper(self._timing.clock)
+        return await sleeper.wait(self._waiting.keep(1.0, timeout_seconds(timeout), sleeper))
+
+    def reserve(self):
+        """Take a place and return the seconds until its beat, which the caller must wait himself.
+
+        Raises `RateLimited` when the queue is full.
+        """
+        return larger(self._waiting.fix(1.0) - self._timing.now(), 0.0)
+
+    @property
+    def queued(self):
+        """Places taken in the queue now."""
+        cdef double ahead = bucket_used(&self._rule, &self._cell, self._timing.now())
+        return max(0, int(ceil(ahead - 1.0 - self._rule.slack)))
+
+    @property
+    def rate(self):
+        return self._rule.rate
+
+    @property
+    def capacity(self):
+        return self._capacity
+
+    def __enter__(self):
+        self.acquire()
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    async def __aenter__(self):
+        await self.acquire_async()
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+    def __repr__(self):
+        return f"LeakyBucket(rate={self.rate:g}/s, capacity={self.capacity}, queued={self.queued})"
+
+    def _now(self):
+        return self._timing.now()
+
+    def _reserve(self, double n, double timeout):
+        cdef double now = self._timing.now()
+        cdef double ahead = bucket_used(&self._rule, &self._cell, now)
+        cdef double wait = ahead / self._rule.rate if ahead > self._rule.slack else 0.0
+        cdef double crowd = ahead - self._capacity
+        if crowd > self._rule.slack or wait > timeout:
+            raise RateLimited(decide(
+                False, self._limit, 0.0,
+                larger(crowd / self._rule.rate, wait - timeout), ahead / self._rule.rate,
+            ))
+        bucket_charge(&self._rule, &self._cell, now, n)
+        return now + wait, n
+
+    def _give_back(self, double n):
+        self._cell -= n
+        return n / self._rule.rate

@@ -1,0 +1,43 @@
+# cython: language_level=3, binding=False, cdivision=True
+"""From a `Limit` to the numbers that the algorithms in `_cells.pxd` work with."""
+
+from libc.math cimport floor, fmod
+
+from headgate.limits._cells cimport Rule, SLIDING_WINDOW, TOKEN_BUCKET
+from headgate.limits._numbers cimport larger, smaller
+from headgate.limits._timing cimport Timing
+
+__all__ = []
+
+cdef double MOST = 9007199254740992.0  # 2^53: beyond it a double no longer counts one by one
+
+
+cdef Rule make_rule(int algorithm, object limit, Timing timing) except *:
+    """Check that `limit` makes sense for the algorithm, and prepare its numbers."""
+    cdef Rule rule
+    cdef double amount = limit.amount
+    cdef double per = limit.per
+    rule.algorithm = algorithm
+    rule.rate = amount / per
+    rule.tick = timing.tick
+    if not 0.0 < rule.rate < MOST:
+        raise ValueError(f"{limit} is {rule.rate:g} per second; expected above 0 and below 2^53")
+    if algorithm == TOKEN_BUCKET:
+        rule.limit = amount if limit.burst is None else limit.burst
+        rule.span = rule.limit / rule.rate
+        rule.phase = 0.0
+    else:
+        if limit.burst is not None:
+            raise ValueError(f"{limit}: a window has no burst; only the token bucket has one")
+        if algorithm == SLIDING_WINDOW and amount != floor(amount):
+            raise ValueError(f"{limit}: the exact window counts whole calls; take a whole amount")
+        rule.limit = amount
+        rule.span = per
+        rule.phase = fmod(timing.wall, per)
+        rule.tick = smaller(rule.tick, per / 1000.0)
+    if rule.limit > MOST:
+        raise ValueError(f"{limit} lets {rule.limit:g} through at once; expected at most 2^53")
+    # In units: what passes in a tick, at least the noise of the arithmetic, and
+    # never a part of a unit that would matter.
+    rule.slack = smaller(larger(1e-9, rule.rate * rule.tick), 1e-3)
+    return rule

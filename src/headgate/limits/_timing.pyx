@@ -1,0 +1,32 @@
+# cython: language_level=3, binding=False
+import time
+
+from libc.math cimport isfinite, nextafter, INFINITY
+
+from headgate._time cimport monotonic
+from headgate.limits._numbers cimport larger
+
+from headgate.clock import SystemClock
+
+__all__ = []
+
+
+cdef class Timing:
+    def __init__(self, clock):
+        if clock is None or isinstance(clock, SystemClock):
+            self.start = monotonic()
+            self.wall = time.time()
+        elif not callable(getattr(clock, "now", None)):
+            raise TypeError(f"clock must have a method now(), got {clock!r}")
+        else:
+            self.clock = clock
+            self._read = clock.now
+            self.start = self._read_clock()
+            self.wall = getattr(clock, "wall", clock.now)()
+        self.tick = larger(1e-9, 2.0 * (nextafter(self.start, INFINITY) - self.start))
+
+    cdef double _read_clock(self) except? -1e300:
+        cdef double now = self._read()
+        if not isfinite(now):
+            raise ValueError(f"{self.clock!r} must tell a finite time in seconds, got {now!r}")
+        return now

@@ -1,0 +1,156 @@
+# cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic, cdivision=True
+"""`TokenBucket`: strict. The tokens must be there before anything passes.
+
+Tokens drip in at `rate` per second until `burst` of them are there; a call takes
+some and passes, or finds too few. So in any time of t seconds at most
+rate * t + burst get through. Inside it is one number (GCRA, see `_cells.pxd`).
+
+Who waits in `acquire` has taken his tokens already, from the future: the bucket is
+below zero, nobody can take them from him, and his time to go is known at once.
+"""
+
+from headgate.limits._cells cimport (
+    Rule, TOKEN_BUCKET, bucket_charge, bucket_used, bucket_wait, cell_clear,
+)
+from headgate.limits._decision cimport Decision, decide
+from headgate.limits._numbers cimport larger
+from headgate.limits._rules cimport make_rule
+from headgate.limits._timing cimport Timing
+
+from headgate.limits.denial import RateLimited
+from headgate.limits.limit import Limit, positive
+from headgate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper, timeout_seconds
+
+__all__ = ["TokenBucket"]
+
+
+cdef class TokenBucket:
+    """A bucket of `burst` tokens (default: one second's worth, at least 1), refilled at `rate` per second."""
+
+    cdef Timing _timing
+    cdef Rule _rule
+    cdef double _cell
+    cdef object _limit
+    cdef object _waiting
+
+    def __init__(self, rate, burst=None, *, clock=None):
+        rate = positive("rate", rate)
+        burst = max(rate, 1.0) if burst is None else positive("burst", burst)
+        self._timing = Timing(clock)
+        self._limit = Limit(rate, 1.0, burst)
+        self._rule = make_rule(TOKEN_BUCKET, self._limit, self._timing)
+        cell_clear(TOKEN_BUCKET, &self._cell)
+        self._waiting = Schedule(self._now, self._timing.tick, self._reserve, self._give_back)
+
+    def try_acquire(self, double n=1.0):
+        """Take `n` tokens if they are there now."""
+        cdef double now
+        if not 0.0 < n <= self._rule.limit:
+            raise self._bad_amount(n)
+        now = self._timing.now()
+        if bucket_wait(&self._rule, &self._cell, now, n) > 0.0:
+            return False
+        bucket_charge(&self._rule, &self._cell, now, n)
+        return True
+
+    def check(self, double n=1.0):
+        """Take `n` tokens if they are there now, and tell all about it. `check(0)` only looks."""
+        cdef double now, wait
+        if not 0.0 <= n <= self._rule.limit:
+            raise self._bad_amount(n)
+        now = self._timing.now()
+        wait = bucket_wait(&self._rule, &self._cell, now, n)
+        if wait == 0.0 and n > 0.0:
+            bucket_charge(&self._rule, &self._cell, now, n)
+        return self._decision(now, wait)
+
+    def acquire(self, double n=1.0, timeout=None):
+        """Wait for `n` tokens; return the seconds waited.
+
+        Raises `RateLimited` when they will not be there within `timeout` seconds:
+        at once, for that is known at once.
+        """
+        if self.try_acquire(n):
+            return 0.0
+        sleeper = ThreadSleeper(self._timing.clock)
+        return sleeper.wait(self._waiting.keep(n, timeout_seconds(timeout), sleeper))
+
+    async def acquire_async(self, n=1.0, timeout=None):
+        """As `acquire`, for tasks. A cancelled one gives its tokens and its place back."""
+        if self.try_acquire(n):
+            return 0.0
+        sleeper = TaskSleeper(self._timing.clock)
+        return await sleeper.wait(self._waiting.keep(n, timeout_seconds(timeout), sleeper))
+
+    def refund(self, double n):
+        """Put `n` tokens back; what would not fit is lost. Those who wait move up."""
+        if not 0.0 < n < float("inf"):
+            raise ValueError(f"n must be a finite number above 0, got {n!r}")
+        self._cell -= n
+        self._waiting.move_up(n / self._rule.rate)
+
+    def reset(self):
+        """Fill the bucket. Those who wait are served from it, in their order."""
+        cdef double spent = bucket_used(&self._rule, &self._cell, self._timing.now())
+        spent -= sum(self._waiting.held())
+        if spent > 0.0:
+            self.refund(spent)
+
+    @property
+    def available(self):
+        """Tokens that could be taken now."""
+        return larger(self._rule.limit - bucket_used(&self._rule, &self._cell, self._timing.now()), 0.0)
+
+    @property
+    def waiting(self):
+        """How many wait in `acquire`."""
+        return len(self._waiting)
+
+    @property
+    def rate(self):
+        return self._rule.rate
+
+    @property
+    def burst(self):
+        return self._rule.limit
+
+    def __enter__(self):
+        self.acquire()
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    async def __aenter__(self):
+        await self.acquire_async()
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+    def __repr__(self):
+        return f"TokenBucket(rate={self.rate:g}/s, burst={self.burst:g}, available={self.available:g})"
+
+    def _now(self):
+        return self._timing.now()
+
+    def _reserve(self, double n, double timeout):
+        cdef double now = self._timing.now()
+        cdef double wait = bucket_wait(&self._rule, &self._cell, now, n)
+        if wait > timeout:
+            raise RateLimited(self._decision(now, wait))
+        bucket_charge(&self._rule, &self._cell, now, n)
+        return now + wait, n
+
+    def _give_back(self, double n):
+        self._cell -= n
+        return n / self._rule.rate
+
+    cdef Decision _decision(self, double now, double wait):
+        cdef double used = bucket_used(&self._rule, &self._cell, now)
+        return decide(
+            wait == 0.0, self._limit, larger(self._rule.limit - used, 0.0), wait, used / self._rule.rate
+        )
+
+    cdef object _bad_amount(self, double n):
+        return ValueError(f"n must be above 0 and at most the burst of {self.burst:g}, got {n!r}")

@@ -1,0 +1,24 @@
+"""`RateLimited`: a denial for callers who would rather have an exception."""
+
+from headgate.errors import HeadgateError
+from headgate.limits._decision import Decision
+
+__all__ = ["RateLimited"]
+
+
+class RateLimited(HeadgateError):
+    """The limiter said no, at once or after the time-out. Nothing was charged."""
+
+    def __init__(self, decision: Decision) -> None:
+        which = "the limit" if decision.limit is None else str(decision.limit)
+        when = f", try again in {decision.retry_after:.3g} s" if decision.retry_after > 0 else ""
+        super().__init__(f"rate limited by {which}: {decision.remaining:.6g} left{when}")
+        self.decision = decision
+
+    def __reduce__(self) -> tuple[type["RateLimited"], tuple[Decision]]:
+        return type(self), (self.decision,)
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds until the same call could succeed; 0 where nobody can tell."""
+        return self.decision.retry_after

@@ -27,8 +27,9 @@ class BuildCore(build_ext):
             )
         if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
             sys.exit(
-                "headgate: the C headers of Python were not found; headgate's core is compiled when "
-                "it is installed: install them (Debian: apt-get install python3-dev) and try again"
+                "headgate: the C headers of Python were not found; headgate's core is compiled "
+                "when it is installed: install them (Debian: apt-get install python3-dev) and try "
+                "again"
             )
         super().build_extensions()
 

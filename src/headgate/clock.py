@@ -97,9 +97,7 @@ class ManualClock:
             loop.call_soon(self._move, loop, None, 0)
         await woken
 
-    def _move(
-        self, loop: asyncio.AbstractEventLoop, last_seen: object, quiet_passes: int
-    ) -> None:
+    def _move(self, loop: asyncio.AbstractEventLoop, last_seen: object, quiet_passes: int) -> None:
         """Once per pass of the loop while anyone sleeps: wake who is due, or move the clock."""
         while self._sleepers and self._sleepers[0][2].done():
             heapq.heappop(self._sleepers)  # cancelled

@@ -104,9 +104,8 @@ def test_a_refused_or_timed_out_call_lowers_the_limit() -> None:
 
     async def main() -> None:
         with pytest.raises(RateLimited):
-            async with limit, AdaptiveConcurrency(1) as inner:
-                async with inner:
-                    raise AssertionError("one place cannot be taken twice")
+            async with limit, AdaptiveConcurrency(1) as inner, inner:
+                raise AssertionError("one place cannot be taken twice")
         with pytest.raises(KeyError):
             async with limit:
                 raise KeyError

@@ -78,8 +78,8 @@ class Hostile(str):
 def test_keys_are_strings_bytes_ints_and_tuples_of_them(clock: ManualClock) -> None:
     keyed = Keyed("1/second", clock=clock)
     different: list[Any] = ["1", b"1", 1, ("1",), (b"1",), (1,), ("1", "1"), (("1",),), (), "", -1]
-    assert all([keyed.allow(key) for key in different])
-    assert not any([keyed.allow(key) for key in different])
+    assert [keyed.allow(key) for key in different] == [True] * len(different)
+    assert [keyed.allow(key) for key in different] == [False] * len(different)
     assert len(keyed) == len(different)
 
 
@@ -514,8 +514,9 @@ def test_keys_and_logs_are_freed(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_eight_threads_never_get_one_too_many(algorithm: str) -> None:
-    keyed = Keyed("1000/day burst 1000" if algorithm == "token_bucket" else "1000/week",
-                  algorithm=algorithm)
+    keyed = Keyed(
+        "1000/day burst 1000" if algorithm == "token_bucket" else "1000/week", algorithm=algorithm
+    )
     passed: list[int] = []
 
     def work() -> None:

@@ -37,7 +37,7 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_again(clock: ManualC
 def test_a_try_passes_only_on_a_free_beat(clock: ManualClock) -> None:
     bucket = LeakyBucket(10, 100, clock=clock)
     passed = []
-    for step in range(30):
+    for _ in range(30):
         passed.append(bucket.try_acquire())
         clock.advance(0.05)
     assert passed == [step % 2 == 0 for step in range(30)]

@@ -182,9 +182,7 @@ def test_keyed_never_lets_a_key_have_more_than_the_rate_and_the_burst(
 ) -> None:
     clock = ManualClock(start)
     burst = 1 if algorithm == "leaky_bucket" else SINGLES[algorithm][1]
-    keyed = Keyed(
-        f"{AMOUNT}/{PER:g} seconds", algorithm=algorithm, max_keys=max_keys, clock=clock
-    )
+    keyed = Keyed(f"{AMOUNT}/{PER:g} seconds", algorithm=algorithm, max_keys=max_keys, clock=clock)
     passed = []
     for number, (step, amount) in enumerate(schedule):
         clock.advance(step)

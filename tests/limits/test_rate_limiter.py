@@ -103,9 +103,7 @@ def script_of(story: str) -> str:
     return " ".join(step.split(":")[0] for step in story.split())
 
 
-@pytest.mark.parametrize(
-    ("burst_seconds", "free"), [(0, 1), (0.5, 3), (1, 5), (10, 41)]
-)
+@pytest.mark.parametrize(("burst_seconds", "free"), [(0, 1), (0.5, 3), (1, 5), (10, 41)])
 def test_burst_seconds_say_how_much_is_stored(
     burst_seconds: float, free: int, clock: ManualClock
 ) -> None:

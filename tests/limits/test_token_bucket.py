@@ -76,7 +76,9 @@ def test_acquire_waits_and_says_how_long(clock: ManualClock) -> None:
 def test_a_timeout_that_cannot_be_met_is_refused_at_once(clock: ManualClock) -> None:
     bucket = TokenBucket(10, 5, clock=clock)
     bucket.acquire(5)
-    with pytest.raises(RateLimited, match="10/second burst 5: 0 left, try again in 0.5 s") as caught:
+    with pytest.raises(
+        RateLimited, match="10/second burst 5: 0 left, try again in 0.5 s"
+    ) as caught:
         bucket.acquire(5, timeout=0.4)
     assert clock.now() == 0.0
     assert caught.value.decision.retry_after == caught.value.retry_after == pytest.approx(0.5)

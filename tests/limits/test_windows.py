@@ -28,7 +28,10 @@ EVERY: list[Window] = [FixedWindow, SlidingWindow, SlidingCounter]
     [
         # limit 4 per 10 s; (seconds to advance, amount, passes)
         # Fixed: the double burst at the edge, 8 within a tenth of a second.
-        (FixedWindow, [(9.9, 4, True), (0, 1, False), (0.1, 4, True), (0, 1, False), (10, 4, True)]),
+        (
+            FixedWindow,
+            [(9.9, 4, True), (0, 1, False), (0.1, 4, True), (0, 1, False), (10, 4, True)],
+        ),
         # Sliding: exact. What came at 9.9 is gone at 19.9 and not before.
         (SlidingWindow, [(9.9, 4, True), (0.1, 1, False), (9.8, 1, False), (0.1, 4, True)]),
         (SlidingWindow, [(0, 2, True), (5, 2, True), (5, 3, False), (0, 2, True), (5, 2, True)]),

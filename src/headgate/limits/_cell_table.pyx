@@ -19,10 +19,9 @@ runs no code but the interpreter's own, and the table cannot change underneath.
 """
 
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from cpython.object cimport Py_EQ, PyObject, PyObject_RichCompareBool
+from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.math cimport INFINITY
-from libc.stdint cimport uint64_t
 from libc.string cimport memcpy
 
 from headgate.limits._cells cimport cell_clear, cell_free, cell_idle_after, words_of
@@ -35,26 +34,6 @@ cdef enum:
     MOST_SEGMENTS = 1 << 20
     SMALLEST = 8
     SHARED_STATES = 1024
-
-cdef struct Slot:
-    Py_hash_t key_hash
-    PyObject* key       # NULL: free
-    # the state follows
-
-
-cdef inline uint64_t mix(Py_hash_t key_hash) noexcept:
-    """Spread the hash: small ints hash to themselves, and the table takes both ends of it."""
-    cdef uint64_t x = <uint64_t>key_hash * <uint64_t>0x9E3779B97F4A7C15
-    return x ^ (x >> 32)
-
-
-cdef inline Slot* slot_at(CellTable table, Segment* segment, size_t index) noexcept:
-    return <Slot*>(segment.slots + index * table._stride)
-
-
-cdef inline double* state_in(Slot* slot) noexcept:
-    return <double*>(slot + 1)
-
 
 cdef class CellTable:
     def __cinit__(self, size_t max_keys):
@@ -92,14 +71,9 @@ cdef class CellTable:
         self.rules = rules[0]
         self._stride = sizeof(Slot) + rules.words * sizeof(double)
 
-    cdef double* find(self, object key, Py_hash_t key_hash) except? NULL:
-        """The state of `key`, valid until the table changes; NULL when there is none."""
-        cdef char* found = self._lookup(self._segment(key_hash), key, key_hash)
-        return state_in(<Slot*>found) if found != NULL else NULL
-
     cdef double* add(self, object key, Py_hash_t key_hash, double now) except NULL:
         """Add a key that is not there, with an idle state."""
-        cdef Segment* segment = self._segment(key_hash)
+        cdef Segment* segment = segment_of(self, key_hash)
         cdef Slot* slot
         cdef size_t index
         if (segment.count + 1) * 4 > segment.size * 3:
@@ -122,11 +96,11 @@ cdef class CellTable:
 
     cdef int remove(self, object key, Py_hash_t key_hash) except -1:
         """Drop a key, idle or not; 1 when it was there."""
-        cdef Segment* segment = self._segment(key_hash)
-        cdef char* found = self._lookup(segment, key, key_hash)
+        cdef Segment* segment = segment_of(self, key_hash)
+        cdef Slot* found = lookup(self, segment, key, key_hash)
         if found == NULL:
             return 0
-        self._delete(segment, (found - segment.slots) // self._stride)
+        self._delete(segment, (<char*>found - segment.slots) // self._stride)
         return 1
 
     cdef int make_shared(self) except -1:
@@ -163,31 +137,6 @@ cdef class CellTable:
                 self._delete(segment, self._hand_slot)  # may move another key here
             else:
                 self._hand_slot += 1
-
-    cdef Segment* _segment(self, Py_hash_t key_hash) noexcept:
-        return &self._segments[mix(key_hash) >> self._shift if self._shift < 64 else 0]
-
-    cdef char* _lookup(self, Segment* segment, object key, Py_hash_t key_hash) except? NULL:
-        cdef size_t index
-        cdef Slot* slot
-        if segment.size == 0:
-            return NULL
-        index = mix(key_hash) & (segment.size - 1)
-        while True:
-            slot = slot_at(self, segment, index)
-            if slot.key == NULL:
-                return NULL
-            if slot.key == <PyObject*>key:
-                return <char*>slot
-            # The types first: str and bytes of one text have one hash, and `python -bb`
-            # forbids to compare them.
-            if (
-                slot.key_hash == key_hash
-                and type(<object>slot.key) is type(key)
-                and PyObject_RichCompareBool(<object>slot.key, key, Py_EQ)
-            ):
-                return <char*>slot
-            index = (index + 1) & (segment.size - 1)
 
     cdef void _purge(self, Segment* segment, double now) noexcept:
         cdef size_t index = 0

@@ -35,10 +35,11 @@ from headgate.limits._numbers cimport larger, smaller
 from headgate.limits._rules cimport make_rule
 from headgate.limits._timing cimport Timing
 
+from headgate.limits.checks import timeout_seconds, whole
 from headgate.limits.denial import RateLimited
 from headgate.limits.limit import Limit, as_limits
 from headgate.limits.reservation import Reservation
-from headgate.limits.waiting import Lines, TaskSleeper, ThreadSleeper, timeout_seconds
+from headgate.limits.waiting import Lines, TaskSleeper, ThreadSleeper
 
 __all__ = ["Keyed"]
 
@@ -97,6 +98,7 @@ cdef class Keyed:
     cdef tuple _limits
     cdef size_t _max_keys
     cdef dict _overrides
+    cdef bint _is_plain       # one token bucket per key, and no overrides
     cdef unsigned long long _overflowed
     cdef double _next_sweep
     cdef double[MOST_RULES * WORDS] _blank
@@ -106,18 +108,15 @@ cdef class Keyed:
         cdef Rules rules
         if algorithm not in _ALGORITHMS:
             raise ValueError(f"algorithm must be one of {', '.join(_ALGORITHMS)}, got {algorithm!r}")
-        if not isinstance(max_keys, int):
-            raise TypeError(f"max_keys must be an int, got {max_keys!r}")
-        if not 1 <= max_keys <= 1 << 40:
-            raise ValueError(f"max_keys must be from 1 to 2^40, got {max_keys!r}")
+        self._max_keys = whole("max_keys", max_keys, 1)
         self._timing = Timing(clock)
         self._algorithm = algorithm
         self._limits = as_limits(limit)
         self._compile(self._limits, &rules)
-        self._table = CellTable(max_keys)
+        self._table = CellTable(self._max_keys)
         self._table.set_rules(&rules)
-        self._max_keys = max_keys
         self._overrides = {}
+        self._is_plain = rules.count == 1 and rules.rule[0].algorithm == TOKEN_BUCKET
         self._next_sweep = SWEEP_EVERY
         state_clear(&rules, self._blank)
         self._lines = Lines(self._now)
@@ -128,7 +127,7 @@ cdef class Keyed:
         cdef double now = self._timing.now()
         if not cost > 0.0:
             raise _bad_cost(cost, self._table.rules.most)
-        return self._take(key, cost, now, &spot) == 0.0
+        return take(self, key, cost, now, &spot) == 0.0
 
     def check(self, key, double cost=1.0):
         """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
@@ -136,7 +135,7 @@ cdef class Keyed:
         cdef double wait, now = self._timing.now()
         if not cost >= 0.0:
             raise _bad_cost(cost, self._table.rules.most)
-        wait = self._take(key, cost, now, &spot)
+        wait = take(self, key, cost, now, &spot)
         return self._decision(key, &spot, now, cost, wait)
 
     def acquire(self, key, double cost=1.0, timeout=None):
@@ -170,7 +169,7 @@ cdef class Keyed:
         cdef double wait, now = self._timing.now()
         if not cost > 0.0:
             raise _bad_cost(cost, self._table.rules.most)
-        wait = self._take(key, cost, now, &spot)
+        wait = take(self, key, cost, now, &spot)
         if wait > 0.0:
             raise RateLimited(self._decision(key, &spot, now, cost, wait))
         return Reservation(self._settle, key, cost, now)
@@ -202,7 +201,7 @@ cdef class Keyed:
         key = _exact(key)
         if limit is None:
             if key in self._overrides:
-                self._find(key, now, &spot)
+                find(self, key, now, &spot)
                 override = self._overrides.pop(key)
                 self._adopt(key, now, &spot)
         else:
@@ -210,10 +209,11 @@ cdef class Keyed:
             override.limits = as_limits(limit)
             self._compile(override.limits, &override.rules)
             state_clear(&override.rules, override.state)
-            self._find(key, now, &spot)
+            find(self, key, now, &spot)
             if spot.where != BLANK and spot.where != UNKNOWN:
                 _carry(&spot, &override.rules, override.state, now)
             self._overrides[key] = override
+            self._is_plain = False
             self._table.remove(key, spot.key_hash)
         self._lines.wake_head(key)
 
@@ -260,12 +260,12 @@ cdef class Keyed:
     def _queue(self, key, double cost, double timeout, sleeper):
         def attempt():
             cdef Spot spot
-            return self._take(key, cost, self._timing.now(), &spot)
+            return take(self, key, cost, self._timing.now(), &spot)
 
         def refuse():
             cdef Spot spot
             now = self._timing.now()
-            self._find(key, now, &spot)
+            find(self, key, now, &spot)
             wait = larger(self._wait(&spot, now, cost), self._timing.tick)
             return RateLimited(self._decision(key, &spot, now, cost, wait))
 
@@ -279,49 +279,24 @@ cdef class Keyed:
             raise ValueError(f"the cost must be a finite number, 0 or more, got {cost!r}")
         self._check_whole(cost)
         if cost > taken:
-            self._find(key, now, &spot)
+            find(self, key, now, &spot)
             self._charge(key, cost - taken, now, &spot)
         elif cost < taken:
             self._give_back(key, taken - cost, since)
 
-    cdef inline double _take(self, object key, double cost, double now, Spot* spot) except -1.0:
-        """Charge `cost` and return 0, or change nothing and return the seconds until it fits."""
+    cdef double _take(self, object key, double cost, double now, Spot* spot) except -1.0:
         cdef double wait
-        self._find(key, now, spot)
+        find(self, key, now, spot)
         if not cost <= spot.rules.most:
             raise _bad_cost(cost, spot.rules.most)
-        if spot.rules.count == 1 and spot.where == OWN and spot.rules.rule[0].algorithm == TOKEN_BUCKET:
-            wait = bucket_wait(&spot.rules.rule[0], spot.state, now, cost)
-            if wait == 0.0:
-                bucket_charge(&spot.rules.rule[0], spot.state, now, cost)
-        else:
-            self._check_whole(cost)
-            wait = self._wait(spot, now, cost)
-            if wait == 0.0 and cost > 0.0:
-                self._charge(key, cost, now, spot)
+        self._check_whole(cost)
+        wait = self._wait(spot, now, cost)
+        if wait == 0.0 and cost > 0.0:
+            self._charge(key, cost, now, spot)
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_EVERY
             self._table.sweep(now, SWEEP_IN_PASSING)
         return wait
-
-    cdef inline int _find(self, object key, double now, Spot* spot) except -1:
-        cdef _Override override
-        if not PyUnicode_CheckExact(key):
-            key = _exact(key)
-        spot.key_hash = PyObject_Hash(key)
-        spot.rules = &self._table.rules
-        if self._overrides:
-            override = self._overrides.get(key)
-            if override is not None:
-                spot.where = OVERRIDDEN
-                spot.rules = &override.rules
-                spot.state = override.state
-                return 0
-        spot.state = self._table.find(key, spot.key_hash)
-        spot.where = OWN
-        if spot.state == NULL:
-            self._find_absent(now, spot)
-        return 0
 
     cdef void _find_absent(self, double now, Spot* spot) noexcept:
         if self._table.shared != NULL:
@@ -381,7 +356,7 @@ cdef class Keyed:
         cdef Spot spot
         if state_is_idle(old.rules, old.state, now):
             return 0
-        self._find(key, now, &spot)
+        find(self, key, now, &spot)
         if spot.where != SHARED:
             self._adopt_blank(key, now, &spot)
         _carry(old, spot.rules, spot.state, now)
@@ -392,7 +367,7 @@ cdef class Keyed:
         cdef double now = self._timing.now()
         cdef double* cell
         cdef int i
-        self._find(key, now, &spot)
+        find(self, key, now, &spot)
         # Nothing goes back to shared cells: it might be another key's use that is undone.
         if spot.where == OWN or spot.where == OVERRIDDEN:
             cell = spot.state
@@ -409,7 +384,7 @@ cdef class Keyed:
         cdef double this_wait, left, decided_by = -1.0, least = INFINITY, reset_after = 0.0
         cdef int i, index = 0
         # The key may have moved in the table since it was charged.
-        self._find(key, now, spot)
+        find(self, key, now, spot)
         cell = spot.state
         for i in range(spot.rules.count):
             rule = &spot.rules.rule[i]
@@ -449,6 +424,47 @@ cdef class Keyed:
         if self._table.rules.rule[0].algorithm == SLIDING_WINDOW and cost != floor(cost):
             raise ValueError(f"cost must be a whole number for sliding_window, got {cost!r}")
         return 0
+
+
+# Functions and not methods, for a method of a class that may be subclassed is not inlined.
+cdef inline double take(Keyed self, object key, double cost, double now, Spot* spot) except -1.0:
+    """Charge `cost` and return 0, or change nothing and return the seconds until it fits."""
+    cdef double wait
+    cdef Rule* rule
+    # The path of nearly every call, short enough to be inlined: a str that is in the table,
+    # one token bucket. All else goes the long way, which gives the same answer.
+    if self._is_plain and PyUnicode_CheckExact(key) and now < self._next_sweep:
+        rule = &self._table.rules.rule[0]
+        spot.key_hash = PyObject_Hash(key)
+        spot.state = self._table.find(key, spot.key_hash)
+        if spot.state != NULL and 0.0 < cost <= rule.limit:
+            spot.where = OWN
+            spot.rules = &self._table.rules
+            wait = bucket_wait(rule, spot.state, now, cost)
+            if wait == 0.0:
+                bucket_charge(rule, spot.state, now, cost)
+            return wait
+    return self._take(key, cost, now, spot)
+
+
+cdef inline int find(Keyed self, object key, double now, Spot* spot) except -1:
+    cdef _Override override
+    if not PyUnicode_CheckExact(key):
+        key = _exact(key)
+    spot.key_hash = PyObject_Hash(key)
+    spot.rules = &self._table.rules
+    if self._overrides:
+        override = self._overrides.get(key)
+        if override is not None:
+            spot.where = OVERRIDDEN
+            spot.rules = &override.rules
+            spot.state = override.state
+            return 0
+    spot.state = self._table.find(key, spot.key_hash)
+    spot.where = OWN
+    if spot.state == NULL:
+        self._find_absent(now, spot)
+    return 0
 
 
 cdef void _carry(Spot* old, Rules* rules, double* state, double now) noexcept:

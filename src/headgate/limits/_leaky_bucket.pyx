@@ -17,9 +17,10 @@ from headgate.limits._numbers cimport larger
 from headgate.limits._rules cimport make_rule
 from headgate.limits._timing cimport Timing
 
+from headgate.limits.checks import positive, timeout_seconds, whole
 from headgate.limits.denial import RateLimited
-from headgate.limits.limit import Limit, positive
-from headgate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper, timeout_seconds
+from headgate.limits.limit import Limit
+from headgate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper
 
 __all__ = ["LeakyBucket"]
 
@@ -36,14 +37,10 @@ cdef class LeakyBucket:
 
     def __init__(self, rate, capacity, *, clock=None):
         rate = positive("rate", rate)
-        if not isinstance(capacity, int):
-            raise TypeError(f"capacity must be an int, got {capacity!r}")
-        if capacity < 0:
-            raise ValueError(f"capacity must be 0 or more, got {capacity!r}")
-        self._capacity = capacity
+        self._capacity = whole("capacity", capacity, 0)
         self._timing = Timing(clock)
-        self._limit = Limit(rate, 1.0, 1.0)
-        self._rule = make_rule(TOKEN_BUCKET, self._limit, self._timing)
+        self._limit = Limit(rate, 1.0)
+        self._rule = make_rule(TOKEN_BUCKET, Limit(rate, 1.0, 1.0), self._timing)
         cell_clear(TOKEN_BUCKET, &self._cell)
         self._waiting = Schedule(self._now, self._timing.tick, self._reserve, self._give_back)
 

@@ -45,8 +45,8 @@ from libc.math cimport INFINITY, isinf
 from headgate.limits._numbers cimport larger, smaller
 from headgate.limits._timing cimport Timing
 
-from headgate.limits.limit import real
-from headgate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper, timeout_seconds
+from headgate.limits.checks import real, timeout_seconds
+from headgate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper
 
 __all__ = ["RateLimiter"]
 

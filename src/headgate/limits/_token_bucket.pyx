@@ -17,9 +17,10 @@ from headgate.limits._numbers cimport larger
 from headgate.limits._rules cimport make_rule
 from headgate.limits._timing cimport Timing
 
+from headgate.limits.checks import positive, timeout_seconds
 from headgate.limits.denial import RateLimited
-from headgate.limits.limit import Limit, positive
-from headgate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper, timeout_seconds
+from headgate.limits.limit import Limit
+from headgate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper
 
 __all__ = ["TokenBucket"]
 

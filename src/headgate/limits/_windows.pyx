@@ -27,9 +27,10 @@ from headgate.limits._numbers cimport larger
 from headgate.limits._rules cimport make_rule
 from headgate.limits._timing cimport Timing
 
+from headgate.limits.checks import positive, timeout_seconds
 from headgate.limits.denial import RateLimited
-from headgate.limits.limit import Limit, positive
-from headgate.limits.waiting import Line, TaskSleeper, ThreadSleeper, timeout_seconds
+from headgate.limits.limit import Limit
+from headgate.limits.waiting import Line, TaskSleeper, ThreadSleeper
 
 __all__ = ["FixedWindow", "SlidingCounter", "SlidingWindow"]
 

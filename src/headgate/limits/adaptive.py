@@ -31,9 +31,9 @@ from types import TracebackType
 from typing import Self
 
 from headgate.clock import Clock, SystemClock
-from headgate.limits.concurrency import ConcurrencyLimit, whole
+from headgate.limits.checks import real, whole
+from headgate.limits.concurrency import ConcurrencyLimit
 from headgate.limits.denial import RateLimited
-from headgate.limits.limit import real
 
 __all__ = ["AdaptiveConcurrency", "Gradient"]
 

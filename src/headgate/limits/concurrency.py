@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Self
 
 from headgate.limits._decision import Decision
+from headgate.limits.checks import timeout_seconds, whole
 from headgate.limits.denial import RateLimited
-from headgate.limits.waiting import Plan, Sleeper, TaskSleeper, ThreadSleeper, timeout_seconds
+from headgate.limits.waiting import Plan, Sleeper, TaskSleeper, ThreadSleeper
 
 __all__ = ["ConcurrencyLimit"]
 
@@ -167,11 +168,3 @@ class ConcurrencyLimit:
                 self._hand_on()
             else:
                 self._waiters.remove(waiter)
-
-
-def whole(name: str, value: int, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be {least} or more, got {value!r}")
-    return value

@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from headgate.limits.checks import positive
+
 __all__ = ["Key", "Limit", "LimitLike", "as_limits", "parse_limits"]
 
 _SECONDS = {
@@ -93,25 +95,6 @@ def as_limits(limit: LimitLike) -> tuple[Limit, ...]:
     if not limits:
         raise ValueError("expected at least one limit, got none")
     return limits
-
-
-def positive(name: str, value: float) -> float:
-    """Return `value` as a float; it must be a finite number above zero."""
-    number = real(name, value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
-    return number
-
-
-def real(name: str, value: float) -> float:
-    if isinstance(value, str | bytes):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    try:
-        return float(value)
-    except TypeError:
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
-    except OverflowError:
-        raise ValueError(f"{name} must be a finite number, got {value!r}") from None
 
 
 class _Reader:

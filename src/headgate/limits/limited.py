@@ -1,12 +1,12 @@
 """`limited`: a limit around a function or a block, with a key if you like.
 
-    @limited("10/second")
-    def call(): ...
+@limited("10/second")
+def call(): ...
 
-    @limited("100/minute", key=lambda user, *_: user, timeout=5.0)
-    async def ask(user, question): ...
+@limited("100/minute", key=lambda user, *_: user, timeout=5.0)
+async def ask(user, question): ...
 
-    with limited("10/second"): ...        keep the object: each has its own count
+with limited("10/second"): ...        keep the object: each has its own count
 """
 
 import functools
@@ -17,9 +17,9 @@ from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from headgate.clock import Clock
 from headgate.limits._keyed import Keyed
+from headgate.limits.checks import timeout_seconds
 from headgate.limits.denial import RateLimited
 from headgate.limits.limit import Key, LimitLike
-from headgate.limits.waiting import timeout_seconds
 
 __all__ = ["Limited", "limited"]
 
@@ -30,9 +30,7 @@ R = TypeVar("R")
 class Limited:
     """What `limited` returns: a decorator and a context manager, sync and async."""
 
-    def __init__(
-        self, keyed: Keyed, key: Callable[..., Key] | None, timeout: float | None
-    ) -> None:
+    def __init__(self, keyed: Keyed, key: Callable[..., Key] | None, timeout: float | None) -> None:
         self.keyed = keyed
         self._key = key
         self._timeout = timeout

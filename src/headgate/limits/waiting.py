@@ -22,7 +22,6 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from headgate.clock import Clock
-from headgate.limits.limit import real
 
 __all__ = [
     "Line",
@@ -32,7 +31,6 @@ __all__ = [
     "Sleeper",
     "TaskSleeper",
     "ThreadSleeper",
-    "timeout_seconds",
 ]
 
 _DAY = 86400.0  # longer sleeps overflow the system's timers; a plan asks again anyway
@@ -115,7 +113,7 @@ class TaskSleeper:
             self._woken = self._loop.create_future()
 
     async def _nap(self, clock: Clock, seconds: float) -> None:
-        """Sleep on a clock that knows nothing of waking: it is interrupted, as by asyncio.timeout."""
+        """Sleep on a clock that cannot be woken: interrupt it, as asyncio.timeout does."""
         task = asyncio.current_task()
         assert task is not None
         if self._woken.done():
@@ -311,13 +309,3 @@ class Lines:
             line = self._lines.get(key)
         if line is not None:
             line.wake_head()
-
-
-def timeout_seconds(timeout: float | None) -> float:
-    """Check a caller's time-out: seconds from 0 up; None waits as long as it takes."""
-    if timeout is None:
-        return math.inf
-    seconds = real("timeout", timeout)
-    if not seconds >= 0.0:
-        raise ValueError(f"timeout must be None or seconds >= 0, got {timeout!r}")
-    return seconds

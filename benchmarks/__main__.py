@@ -1,0 +1,27 @@
+"""Runs the parts that are named, or all; exits 1 when a goal is missed."""
+
+import importlib
+import sys
+
+from benchmarks.harness import report
+
+PARTS = ["limits"]
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        sys.stderr.write(f"unknown part {unknown[0]!r}; the parts are {', '.join(PARTS)}\n")
+        return 2
+    missed = 0
+    for name in names or PARTS:
+        part = importlib.import_module(f"benchmarks.{name}")
+        print(f"measuring {name} ...", file=sys.stderr)
+        rows = part.rows()
+        print(report(name, rows, part.NOTES))
+        missed += sum(row.met is False for row in rows)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

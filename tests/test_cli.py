@@ -1,0 +1,149 @@
+import contextlib
+import importlib.metadata
+import io
+import json
+import locale
+import subprocess
+import sys
+
+import pytest
+
+from headgate import ManualClock
+from headgate.cli import main
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setattr(locale, "getencoding", lambda: "utf-8")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    return Terminal()
+
+
+def main_in(terminal: Terminal, *argv: str, clock: ManualClock) -> int:
+    with contextlib.redirect_stdout(terminal):
+        return main(list(argv), clock=clock)
+
+
+def exit_code(*argv: str) -> object:
+    with pytest.raises(SystemExit) as caught:
+        main(list(argv))
+    return caught.value.code
+
+
+def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--version") == 0
+    assert capsys.readouterr().out == f"headgate {importlib.metadata.version('headgate')}\n"
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["demo", "--help"]])
+def test_help_has_an_example(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*argv) == 0
+    usage = capsys.readouterr().out
+    assert "example" in usage
+    assert "\n  headgate demo\n" in usage
+
+
+@pytest.mark.parametrize("argv", [[], ["dance"], ["demo", "tango"], ["demo", "--loud"]])
+def test_wrong_usage_is_exit_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*argv) == 2
+    assert "usage: headgate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf", "soon", ""])
+def test_a_demo_lasts_a_finite_time_above_0(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("demo", "--seconds", wrong) == 2
+    assert f"expected a finite number above 0, got {wrong!r}" in capsys.readouterr().err
+
+
+def test_without_a_terminal_the_demo_does_not_wait_and_prints_plain_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], clock: ManualClock
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["demo"], clock=clock) == 0
+    assert clock.now() == 0.0
+    printed = capsys.readouterr().out
+    assert printed.isascii()
+    assert printed.replace("\n", " ").isprintable()
+    assert printed.startswith("limiter ")
+    assert "TokenBucket      100/s, burst 50    1500    1245" in printed
+
+
+def test_a_dumb_terminal_gets_the_plain_text_at_once(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert main_in(terminal, "demo", clock=clock) == 0
+    assert clock.now() == 0.0
+    assert "\x1b" not in terminal.getvalue()
+
+
+def test_json_is_one_object_with_a_row_for_each_limiter(
+    capsys: pytest.CaptureFixture[str], clock: ManualClock
+) -> None:
+    assert main(["demo", "limits", "--seconds", "7.5", "--json"], clock=clock) == 0
+    assert clock.now() == 0.0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["seconds"] == 7.5
+    assert len(printed["rows"]) == 10
+    assert {row["limit_per_second"] for row in printed["rows"]} == {100}
+
+
+def test_in_a_terminal_the_demo_draws_for_its_seconds_and_closes_with_the_summary(
+    terminal: Terminal, clock: ManualClock
+) -> None:
+    assert main_in(terminal, "demo", "--seconds", "3", clock=clock) == 0
+    assert clock.now() == pytest.approx(3.0)
+    drawing, closing = terminal.getvalue().split("\x1b[?1049l")
+    assert "▄" in drawing
+    assert "most in 1 s" in closing
+    assert closing.endswith("docs/limits.md\n")
+
+
+@pytest.mark.parametrize("ascii_only", ["stdout", "locale"])
+def test_a_terminal_that_cannot_show_blocks_gets_none(
+    ascii_only: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    if ascii_only == "stdout":
+        monkeypatch.setattr(Terminal, "encoding", "ascii")
+    else:
+        monkeypatch.setattr(locale, "getencoding", lambda: "ANSI_X3.4-1968")
+    assert main_in(terminal, "demo", "--seconds", "3", clock=clock) == 0
+    assert terminal.getvalue().isascii()
+
+
+def test_ctrl_c_ends_the_demo_with_its_summary_and_exit_code_0(terminal: Terminal) -> None:
+    class Interrupted(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            raise KeyboardInterrupt
+
+    assert main_in(terminal, "demo", clock=Interrupted()) == 0
+    assert terminal.getvalue().endswith("docs/limits.md\n")
+
+
+def test_without_rich_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert main(["demo"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert "pip install 'headgate[dashboard]'" in printed.err
+
+
+def test_json_needs_no_rich() -> None:
+    script = (
+        "import sys; sys.modules['rich'] = None; from headgate.cli import main; "
+        "sys.exit(main(['demo', '--json']))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert json.loads(run.stdout)["demo"] == "limits"

@@ -133,6 +133,11 @@ cdef inline double counter_wait(Rule* rule, double* cell, double now, double cos
 
 cdef inline void window_charge(Rule* rule, double* cell, double now, double cost) noexcept nogil:
     window_turn(rule, cell, now)
+    window_add(cell, cost)
+
+
+cdef inline void window_add(double* cell, double cost) noexcept nogil:
+    """Charge a cell that has just been turned, as `wait` does."""
     cell[1] += cost
 
 

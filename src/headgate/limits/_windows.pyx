@@ -19,8 +19,8 @@ that do not wait are refused, so nobody is overtaken.
 from libc.math cimport floor
 
 from headgate.limits._cells cimport (
-    FIXED_WINDOW, Rule, SLIDING_COUNTER, SLIDING_WINDOW, WORDS, cell_charge, cell_clear, cell_free,
-    cell_idle_after, cell_prepare, cell_used, cell_wait,
+    FIXED_WINDOW, Rule, SLIDING_COUNTER, SLIDING_WINDOW, WORDS, cell_clear, cell_free,
+    cell_idle_after, cell_used, cell_wait, log_charge, log_prepare, log_wait, window_add,
 )
 from headgate.limits._decision cimport Decision, decide
 from headgate.limits._numbers cimport larger
@@ -171,13 +171,15 @@ cdef inline double take(_Window self, double now, double n) except -1.0:
     if self._rule.algorithm == SLIDING_WINDOW:
         if n != floor(n):
             raise ValueError(f"n must be a whole number for SlidingWindow, got {n!r}")
-        wait = cell_wait(&self._rule, self._cell, now, n)
-        if wait == 0.0 and cell_prepare(&self._rule, self._cell) < 0:
-            raise MemoryError
+        wait = log_wait(&self._rule, self._cell, now, n)
+        if wait == 0.0 and n > 0.0:
+            if log_prepare(self._cell) < 0:
+                raise MemoryError
+            log_charge(&self._rule, self._cell, now, n)
     else:
         wait = cell_wait(&self._rule, self._cell, now, n)
-    if wait == 0.0 and n > 0.0:
-        cell_charge(&self._rule, self._cell, now, n)
+        if wait == 0.0:
+            window_add(self._cell, n)
     return wait
 
 

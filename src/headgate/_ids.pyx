@@ -154,6 +154,9 @@ cdef class Snowflake:
             self._clock.sleep(max(0.0, (ms + self._epoch_ms) / 1000.0 - self._wall()))
         return 0
 
+    def __reduce__(self):
+        raise TypeError("a Snowflake cannot be copied: two of them would make the same ids")
+
     @property
     def datacenter(self):
         return int(self._place >> 17)

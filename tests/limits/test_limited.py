@@ -1,5 +1,7 @@
 import asyncio
+import functools
 import inspect
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -110,3 +112,30 @@ def test_wrong_arguments_raise_at_once() -> None:
         limited("1/secnd")
     with pytest.raises(TypeError, match="decorates a function"):
         limited("1/second")(3)  # type: ignore[arg-type]
+
+
+def test_an_async_generator_is_limited_and_does_not_block_the_loop(clock: ManualClock) -> None:
+    @limited("1/second", timeout=None, clock=clock)
+    async def count(to: int) -> AsyncIterator[int]:
+        for number in range(to):
+            yield number
+
+    async def main() -> list[list[int]]:
+        async def collect() -> list[int]:
+            return [number async for number in count(3)]
+
+        return await asyncio.gather(collect(), collect())
+
+    assert asyncio.run(main()) == [[0, 1, 2], [0, 1, 2]]
+    assert clock.now() == pytest.approx(1.0)
+
+
+def test_an_object_that_is_called_like_a_coroutine_function_is_one(clock: ManualClock) -> None:
+    class Client:
+        async def __call__(self, text: str) -> str:
+            return text
+
+    ask = limited("1/second", timeout=None, clock=clock)(Client())
+    assert inspect.iscoroutinefunction(ask)
+    assert asyncio.run(ask("hello")) == "hello"
+    assert asyncio.run(limited("1/second")(functools.partial(Client(), "hi"))()) == "hi"

@@ -55,6 +55,7 @@ cdef enum:
     SWEEP_PER_KEY = 8         # slots looked at for each key that is added
     SWEEP_IN_PASSING = 64     # and once in a while when none is added
     SWEEP_AT_THE_CAP = 256
+    DEEPEST = 8               # tuples within tuples; the interpreter's own hash has no guard
 
 cdef double SWEEP_EVERY = 0.001  # seconds
 
@@ -103,6 +104,11 @@ cdef class Keyed:
     cdef double _next_sweep
     cdef double[MOST_RULES * WORDS] _blank
     cdef object _lines
+
+    def __cinit__(self, *_, **__):
+        self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
+        self._table = CellTable(1)
+        self._overrides = {}
 
     def __init__(self, limit, *, algorithm="token_bucket", max_keys=1_000_000, clock=None):
         cdef Rules rules
@@ -483,29 +489,31 @@ cdef void _carry(Spot* old, Rules* rules, double* state, double now) noexcept:
         state += words_of(rules.rule[i].algorithm)
 
 
-cdef bint _is_exact(object key) noexcept:
+cdef bint _is_exact(object key, int depth) noexcept:
     if PyUnicode_CheckExact(key) or PyLong_CheckExact(key) or PyBytes_CheckExact(key):
         return True
-    if not PyTuple_CheckExact(key):
+    if depth == 0 or not PyTuple_CheckExact(key):
         return False
     for part in <tuple>key:
-        if not _is_exact(part):
+        if not _is_exact(part, depth - 1):
             return False
     return True
 
 
-cdef object _exact(object key):
+cdef object _exact(object key, int depth=DEEPEST):
     """The key as a plain str, bytes, int or tuple, so that no code of the caller's runs in the table."""
-    if _is_exact(key):
+    if _is_exact(key, depth):
         return key
-    if isinstance(key, tuple):
-        return tuple([_exact(part) for part in tuple.__iter__(key)])
+    if isinstance(key, tuple) and depth > 0:
+        return tuple([_exact(part, depth - 1) for part in tuple.__iter__(key)])
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, int):
         return int.__int__(key)
     if isinstance(key, bytes):
         return bytes(memoryview(key))
+    if isinstance(key, tuple):
+        raise TypeError(f"a key is a tuple of at most {DEEPEST} levels, got a deeper one")
     raise TypeError(f"a key is a str, bytes, an int or a tuple of these, got {key!r}")
 
 

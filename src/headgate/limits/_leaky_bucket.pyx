@@ -35,6 +35,9 @@ cdef class LeakyBucket:
     cdef object _limit
     cdef object _waiting
 
+    def __cinit__(self, *_, **__):
+        self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
+
     def __init__(self, rate, capacity, *, clock=None):
         rate = positive("rate", rate)
         self._capacity = whole("capacity", capacity, 0)

@@ -60,12 +60,16 @@ cdef class RateLimiter:
     cdef double _next_free
     cdef object _waiting
 
+    def __cinit__(self, *_, **__):
+        self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
+
     def __init__(self, rate, *, burst_seconds=1.0, warm_up=0.0, cold_factor=3.0, clock=None):
         self._burst_seconds = _at_least("burst_seconds", burst_seconds, 0.0)
         self._warm_up = _at_least("warm_up", warm_up, 0.0)
         self._cold_factor = _at_least("cold_factor", cold_factor, 1.0)
         rate = _checked_rate(rate)
         self._timing = Timing(clock)
+        self._next_free = self._stored = self._most = 0.0
         self._set_rate(rate)
         self._waiting = Schedule(self._now, self._timing.tick, self._reserve, self._give_back)
 

@@ -34,6 +34,9 @@ cdef class TokenBucket:
     cdef object _limit
     cdef object _waiting
 
+    def __cinit__(self, *_, **__):
+        self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
+
     def __init__(self, rate, burst=None, *, clock=None):
         rate = positive("rate", rate)
         burst = max(rate, 1.0) if burst is None else positive("burst", burst)

@@ -43,11 +43,14 @@ cdef class _Window:
     cdef object _line
     cdef int _waiting
 
+    def __cinit__(self, *_, **__):
+        self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
+
     cdef _set_up(self, int algorithm, limit, window, clock):
         self._timing = Timing(clock)
         self._limit = Limit(positive("limit", limit), positive("window", window))
         self._rule = make_rule(algorithm, self._limit, self._timing)
-        cell_clear(algorithm, self._cell)
+        self._forget()
         self._line = Line(self._now)
 
     def __dealloc__(self):
@@ -85,8 +88,7 @@ cdef class _Window:
 
     def reset(self):
         """Forget what was used."""
-        cell_free(self._rule.algorithm, self._cell)
-        cell_clear(self._rule.algorithm, self._cell)
+        self._forget()
         self._line.wake_head()
 
     @property
@@ -124,6 +126,10 @@ cdef class _Window:
 
     def __repr__(self):
         return f"{type(self).__name__}(limit={self.limit:g} per {self.window:g} s, available={self.available:g})"
+
+    cdef void _forget(self) noexcept:
+        cell_free(self._rule.algorithm, self._cell)
+        cell_clear(self._rule.algorithm, self._cell)
 
     def _now(self):
         return self._timing.now()

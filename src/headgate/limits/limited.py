@@ -9,9 +9,10 @@ async def ask(user, question): ...
 with limited("10/second"): ...        keep the object: each has its own count
 """
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
@@ -38,12 +39,23 @@ class Limited:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if not callable(function):
             raise TypeError(f"limited(...) decorates a function, got {function!r}")
-        if inspect.iscoroutinefunction(function):
+        if inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def limited_generator(*args: P.args, **kwargs: P.kwargs) -> Any:
+                await self._pass_async(*args, **kwargs)
+                async with contextlib.aclosing(function(*args, **kwargs)) as items:
+                    async for item in items:
+                        yield item
+
+            return cast(Callable[P, R], limited_generator)
+
+        if _is_coroutine_function(function):
 
             @functools.wraps(function)
             async def limited_async(*args: P.args, **kwargs: P.kwargs) -> Any:
                 await self._pass_async(*args, **kwargs)
-                return await function(*args, **kwargs)
+                return await cast(Callable[P, Awaitable[Any]], function)(*args, **kwargs)
 
             return cast(Callable[P, R], limited_async)
 
@@ -99,6 +111,12 @@ class Limited:
         decision = self.keyed.check(key)
         if not decision.allowed:
             raise RateLimited(decision)
+
+
+def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Also for objects whose `__call__` is one."""
+    call = getattr(type(function), "__call__", None)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def limited(

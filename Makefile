@@ -5,7 +5,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CORE := $(shell find src -name '*.pyx' -o -name '*.pxd')
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test lint types check bench soak clean
+.PHONY: help demo test lint bench soak clean
+.NOTPARALLEL:
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -31,13 +32,14 @@ soak: .venv/test .venv/core ## the property tests again, with many more examples
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests
 
 clean: ## remove .venv and all that was built
-	rm -rf .venv build dist .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find src -name '*.c' -delete -o -name '*.so' -delete -o -name '*.egg-info' -prune -exec rm -rf {} +
+	rm -rf .venv build dist src/*.egg-info .coverage .*_cache .hypothesis
+	find src \( -name '*.c' -o -name '*.so' \) -delete
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/made:
-	@echo "headgate: making .venv"
+	@echo "headgate: making .venv (the first time, all in all a minute or so)"
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit("headgate: Python 3.11 or newer is needed, $(PYTHON) is " + v)'
+	@command -v gcc >/dev/null || command -v "$${CC:-cc}" >/dev/null || { echo "headgate: no C compiler was found, and the core is compiled: install gcc (Debian: apt-get install gcc)"; exit 1; }
 	@rm -rf .venv; $(PYTHON) -m venv .venv >/dev/null 2>&1 || { \
 	  rm -rf .venv; \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

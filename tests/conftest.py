@@ -10,7 +10,7 @@ from headgate import ManualClock
 settings.register_profile("default", max_examples=150, deadline=None)
 settings.register_profile(
     "soak",
-    max_examples=20_000,
+    max_examples=5_000,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -129,21 +129,20 @@ def test_ctrl_c_ends_the_demo_with_its_summary_and_exit_code_0(terminal: Termina
     assert terminal.getvalue().endswith("docs/limits.md\n")
 
 
-def test_without_rich_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_rich_a_terminal_is_told_what_to_install(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert main(["demo"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert "pip install 'headgate[dashboard]'" in printed.err
+    assert main_in(terminal, "demo", clock=ManualClock()) == 1
+    assert terminal.getvalue() == ""
+    assert capsys.readouterr().err == "headgate demo needs rich to draw: pip install rich\n"
 
 
-def test_json_needs_no_rich() -> None:
+@pytest.mark.parametrize(("option", "start"), [("--json", b"{"), ("--seconds=9", b"limiter ")])
+def test_without_a_terminal_rich_is_not_needed(option: str, start: bytes) -> None:
     script = (
-        "import sys; sys.modules['rich'] = None; from headgate.cli import main; "
-        "sys.exit(main(['demo', '--json']))"
+        "import runpy, sys; sys.modules['rich'] = None; "
+        f"sys.argv = ['headgate', 'demo', '{option}']; runpy.run_module('headgate', run_name='__main__')"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert json.loads(run.stdout)["demo"] == "limits"
+    assert run.stdout.startswith(start)

@@ -20,6 +20,7 @@ cdef enum:
     SEQUENCES = 1 << 12
     WORKERS = 1 << 5
     WAITED_OUT_MS = 1000
+    MOST_AT_ONCE = 1000000000
 
 cdef int64_t TIMESTAMPS = (<int64_t>1) << 41
 
@@ -50,7 +51,7 @@ cdef class Snowflake:
         self._last_ms = -1
         self._sequence = 0
         self._place = (<uint64_t>datacenter << 5 | <uint64_t>worker) << 12
-        self._clock = None if isinstance(clock, SystemClock) else clock
+        self._clock = None if type(clock) is SystemClock else clock
         if self._clock is not None:
             self._wall = getattr(clock, "wall", clock.now)
 
@@ -90,8 +91,8 @@ cdef class Snowflake:
         cdef uint64_t newest
         if not isinstance(n, int):
             raise TypeError(f"n must be an int, got {n!r}")
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n!r}")
+        if not 1 <= n <= MOST_AT_ONCE:
+            raise ValueError(f"n must be at least 1 and at most {MOST_AT_ONCE}, got {n!r}")
         wanted = n
         while wanted > 0:
             taken = self._take(wanted)

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import locale
 import math
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -72,18 +73,17 @@ def _demo(arguments: argparse.Namespace, clock: Clock) -> int:
         demo.run(arguments.seconds)
         sys.stdout.write(json.dumps(limits.report(demo)) + "\n")
         return 0
+    if not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+        demo.run(arguments.seconds)
+        sys.stdout.write(limits_screen.plain(limits_screen.summary(demo)) + "\n")
+        return 0
     try:
         from rich.console import Console
     except ImportError:
-        sys.stderr.write("headgate demo needs rich to draw: pip install 'headgate[dashboard]'\n")
+        sys.stderr.write("headgate demo needs rich to draw: pip install rich\n")
         return 1
-    # Not left to Rich, which takes FORCE_COLOR in the environment for a terminal.
-    is_terminal = sys.stdout.isatty()
-    console = Console(force_terminal=is_terminal, highlight=False)
-    if is_terminal and not console.is_dumb_terminal:
-        limits_screen.show(demo, arguments.seconds, console, clock, _bars(console))
-    else:
-        demo.run(arguments.seconds)
+    console = Console(highlight=False)
+    limits_screen.show(demo, arguments.seconds, console, clock, _bars(console))
     console.print(limits_screen.summary(demo), soft_wrap=True)
     return 0
 

@@ -59,10 +59,10 @@ class ManualClock:
     """A clock that moves only when it is told to: monotonic and wall time in one.
 
     `sleep` moves it. In `sleep_async`, tasks wake in the order of their times, as
-    they would in real time: when no other task has had anything to do for a while
-    (some passes of the event loop), the clock moves to the earliest of these
-    times. `advance` with a negative number steps it back, as an operator or NTP
-    may do to a wall clock.
+    they would in real time: when for some passes of the event loop nobody has gone
+    to sleep or woken up, the clock moves to the earliest of these times. (For one
+    event loop at a time.) `advance` with a negative number steps it back, as an
+    operator or NTP may do to a wall clock.
     """
 
     __slots__ = ("_elapsed", "_mover", "_order", "_sleepers", "_start")
@@ -117,6 +117,6 @@ class ManualClock:
 
 
 def _not_negative(seconds: float) -> float:
-    if not seconds >= 0:
-        raise ValueError(f"sleep takes seconds >= 0, got {seconds!r}")
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"sleep takes finite seconds >= 0, got {seconds!r}")
     return seconds

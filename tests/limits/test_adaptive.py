@@ -152,3 +152,46 @@ WRONG: list[Callable[[], object]] = [
 def test_wrong_arguments_raise_and_say_what_was_wrong(wrong: Callable[[], object]) -> None:
     with pytest.raises((ValueError, TypeError), match="got"):
         wrong()
+
+
+def test_a_call_that_begins_in_one_task_and_ends_in_another_leaks_nothing() -> None:
+    limit = AdaptiveConcurrency(5, clock=ManualClock())
+
+    async def main() -> None:
+        async def enter() -> None:
+            await limit.__aenter__()
+
+        async def leave() -> None:
+            await limit.__aexit__(None, None, None)
+
+        for _ in range(20):
+            await asyncio.create_task(enter())
+            await asyncio.create_task(leave())
+
+    asyncio.run(main())
+    assert limit.in_use == 0
+    with pytest.raises(RuntimeError, match="no place is taken"):
+        limit.__exit__(None, None, None)
+
+
+def test_a_call_that_is_cancelled_counts_with_the_time_it_had_taken() -> None:
+    clock = ManualClock()
+    limit = AdaptiveConcurrency(4, queue=100, clock=clock)
+
+    async def call(seconds: float) -> None:
+        async with limit:
+            await clock.sleep_async(seconds)
+
+    async def main() -> None:
+        for _ in range(40):
+            await asyncio.gather(*(call(0.01) for _ in range(4)))
+        quick = limit.limit
+        for _ in range(40):
+            calls = [asyncio.create_task(call(100)) for _ in range(limit.limit)]
+            await clock.sleep_async(0.5)
+            for one in calls:
+                one.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        assert limit.limit < quick
+
+    asyncio.run(main())

@@ -1,6 +1,8 @@
 import asyncio
 import math
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -290,3 +292,50 @@ def test_the_exact_window_counts_whole_calls(clock: ManualClock) -> None:
         SlidingWindow(2, 1, clock=clock).try_acquire(1.5)
     assert FixedWindow(2.5, 1, clock=clock).try_acquire(2.5)
     assert SlidingCounter(2.5, 1, clock=clock).try_acquire(0.5)
+
+
+@pytest.mark.parametrize("window", [FixedWindow, SlidingCounter])
+def test_within_rounding_of_an_edge_a_window_turns_once(window: Window) -> None:
+    # It used to be wiped at every call at such an instant.
+    numbers = random.Random(11)
+    for _ in range(20_000):
+        span = numbers.choice([0.1, 0.7, 1.0, 3.3, 60.0])
+        edge = numbers.randrange(1, 1000) * span
+        clock = ManualClock()
+        limiter = window(2, span, clock=clock)
+        clock.advance(edge - 1e-9 + numbers.choice([-1, 0, 1]) * math.ulp(edge))
+        assert sum(limiter.try_acquire() for _ in range(10)) == 2
+
+
+def test_a_clock_that_waits_in_line_refuses_to_spin(clock: ManualClock) -> None:
+    limiter = FixedWindow(2, 10, clock=clock)
+    limiter.acquire()
+
+    async def main() -> None:
+        waiter = asyncio.create_task(limiter.acquire_async(2))
+        await asyncio.sleep(0)
+        assert limiter.check().retry_after == pytest.approx(10)
+        with pytest.raises(ValueError, match="got 1.5"):
+            SlidingWindow(2, 1).try_acquire(1.5)
+        await waiter
+
+    asyncio.run(main())
+
+
+def test_the_log_of_an_exact_window_is_bounded_by_its_limit() -> None:
+    code = """
+import resource
+from headgate import ManualClock, SlidingWindow
+def memory():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+clock = ManualClock()
+window = SlidingWindow(1_000_000, 1000, clock=clock)
+before = memory()
+for _ in range(2_500_000):
+    window.try_acquire()
+    clock.advance(0.0005)
+print((memory() - before) / 1_000_000)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(run.stdout) <= 17  # 16 bytes, and the allocator's crumbs

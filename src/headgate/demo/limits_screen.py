@@ -5,6 +5,7 @@
 """
 
 import itertools
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from headgate.demo.limits import BURSTING, LIMIT, PERIOD, STEADY, STEP, LimitsDe
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["ASCII", "BLOCKS", "frame", "show", "summary"]
+__all__ = ["ASCII", "BLOCKS", "frame", "plain", "show", "summary"]
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII = " .:-=+*#@"
@@ -91,6 +92,11 @@ def summary(demo: LimitsDemo) -> str:
             f"{_against_limit(f'{row.most:13}', row.most)}"
         )
     return "\n".join([*lines, "", "How each of them works, and which to take: docs/limits.md"])
+
+
+def plain(markup: str) -> str:
+    """The same text without Rich's markup, for where there is no terminal."""
+    return re.sub(r"\[/?[a-z]*\]", "", markup)
 
 
 def show(demo: LimitsDemo, seconds: float, console: "Console", clock: Clock, bars: str) -> None:

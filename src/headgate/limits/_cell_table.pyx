@@ -62,7 +62,7 @@ cdef class CellTable:
             PyMem_Free(self._segments[i].slots)
         PyMem_Free(self._segments)
         if self.shared != NULL:
-            for i in range(SHARED_STATES):
+            for i in range(<size_t>SHARED_STATES):
                 state_free(&self.rules, self.shared + i * self.rules.words)
             PyMem_Free(self.shared)
 

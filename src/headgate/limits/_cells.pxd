@@ -3,13 +3,16 @@
 
 A *rule* is what was configured; a *cell* is what one key has used: one to three
 doubles. A cell of zero use is the same as no cell, so the owner may forget it.
-Each algorithm is the same five functions, and `cell_*` picks by the rule:
+Each algorithm is the same few functions, and `cell_*` picks by the rule:
 
     wait(rule, cell, now, cost)    seconds until `cost` could be taken; 0: now
     charge(rule, cell, now, cost)  take it, whether or not it fits
     refund(rule, cell, now, cost, since)
-                                   give back what was taken at `since`; never above
-                                   full, and nothing of a window that has passed
+                                   give back what was taken at the mark `since`: the time,
+                                   or for a bucket the arrival after it was taken. Nothing
+                                   comes back of a window that has passed, or of tokens
+                                   that have been refilled
+    mark(rule, cell, now)          that mark, just after a charge
     used(rule, cell, now)          units in use now
     idle_after(rule, cell, now)    seconds until the cell is as good as none
 
@@ -17,7 +20,8 @@ Times are seconds since the owner's start; they may go back, and that mints noth
 
 - Token bucket (GCRA): cell[0] is the theoretical arrival in *units*: where the
   stream of `rate` units per second would be had it never been idle. Units, not
-  seconds as usual: whole costs then add up exactly, however high the rate.
+  seconds as usual: whole costs then add up exactly, as long as rate * time stays
+  below 2^53 (at a million per second, for 285 years).
 - Fixed window: cell[0] is where the window ends, counted in windows; cell[1] what
   was used in it.
 - Sliding counter: the same, and cell[2] is what was used in the window before; of
@@ -33,6 +37,7 @@ a constant and does not add up.
 from libc.math cimport INFINITY, floor
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 from headgate.limits._numbers cimport larger, smaller
 
@@ -50,6 +55,7 @@ cdef struct Rule:
     double limit   # units that fit: the burst of a bucket, the amount of a window
     double rate    # units per second, in the long run
     double span    # seconds: the window; for a bucket, from empty to full
+    double per     # seconds, of the limit as it was written
     double phase   # seconds into its window at time 0
     double slack   # units
     double tick    # seconds
@@ -79,6 +85,15 @@ cdef inline double bucket_used(Rule* rule, double* cell, double now) noexcept no
     return larger(cell[0] - now * rule.rate, 0.0)
 
 
+cdef inline double bucket_unpaid(Rule* rule, double now, double cost, double since) noexcept nogil:
+    """What of a cost that brought the arrival to `since` has not been refilled yet.
+
+    Refill pays off the oldest use first. What is paid off would have been lost to a
+    full bucket had it not been taken; to give it back would mint it.
+    """
+    return smaller(cost, larger(since - now * rule.rate, 0.0))
+
+
 # --- windows
 
 cdef inline double window_number(Rule* rule, double now) noexcept nogil:
@@ -96,6 +111,8 @@ cdef inline void window_turn(Rule* rule, double* cell, double now) noexcept nogi
     if window_end(rule, cell, now) > rule.tick:
         return
     end = window_number(rule, now) + 1.0
+    if end <= cell[0]:  # within rounding of the edge, seen from the two sides of it
+        return
     if rule.algorithm == SLIDING_COUNTER:
         cell[2] = cell[1] if end - cell[0] == 1.0 else 0.0
     cell[1] = 0.0
@@ -182,7 +199,7 @@ cdef struct LogEntry:
 
 cdef struct Log:
     LogEntry* ring
-    int64_t size     # of the ring, a power of two
+    int64_t size     # of the ring; it doubles as needed, up to the limit
     int64_t first    # the oldest entry that still counts
     int64_t count
     double total
@@ -194,7 +211,15 @@ cdef inline Log* log_of(double* cell) noexcept nogil:
 
 
 cdef inline LogEntry* log_entry(Log* log, int64_t index) noexcept nogil:
-    return &log.ring[(log.first + index) & (log.size - 1)]
+    index += log.first
+    return &log.ring[index if index < log.size else index - log.size]
+
+
+cdef inline void log_drop_oldest(Log* log) noexcept nogil:
+    log.first = log.first + 1 if log.first + 1 < log.size else 0
+    log.count -= 1
+    if log.count == 0:  # start anew, while doubles still count one by one
+        log.total = log.expired = 0.0
 
 
 cdef inline double log_time(Rule* rule, Log* log, double now) noexcept nogil:
@@ -207,8 +232,7 @@ cdef inline double log_time(Rule* rule, Log* log, double now) noexcept nogil:
         if oldest.at + rule.span > now + rule.tick:
             break
         log.expired = oldest.total
-        log.first = (log.first + 1) & (log.size - 1)
-        log.count -= 1
+        log_drop_oldest(log)
     return now
 
 
@@ -232,7 +256,7 @@ cdef inline double log_wait(Rule* rule, double* cell, double now, double cost) n
     return larger(log_entry(log, low).at + rule.span - now, rule.tick)
 
 
-cdef inline int log_prepare(double* cell) noexcept nogil:
+cdef inline int log_prepare(Rule* rule, double* cell) noexcept nogil:
     """Make room for one more entry; -1 when there is no memory. Changes nothing that counts."""
     cdef Log* log = log_of(cell)
     cdef LogEntry* ring
@@ -245,9 +269,9 @@ cdef inline int log_prepare(double* cell) noexcept nogil:
         log.size = log.first = log.count = 0
         log.total = log.expired = 0.0
         (<Log**>cell)[0] = log
-    if log.count < log.size:
+    if log.count < log.size or log.size >= rule.limit:
         return 0
-    size = log.size * 2 if log.size else 4
+    size = <int64_t>smaller(larger(log.size * 2.0, 4.0), rule.limit)
     ring = <LogEntry*>malloc(size * sizeof(LogEntry))
     if ring == NULL:
         return -1
@@ -266,33 +290,28 @@ cdef inline void log_charge(Rule* rule, double* cell, double now, double cost) n
     cdef LogEntry* newest
     now = log_time(rule, log, now)
     log.total += cost
-    if log.count:
+    # Whole costs that fit never fill the ring; a debt (`settle`) counts as of the newest entry.
+    if log.count and (log_entry(log, log.count - 1).at == now or log.count == log.size):
         newest = log_entry(log, log.count - 1)
-        if newest.at == now:
-            newest.total = log.total
-            return
-    newest = log_entry(log, log.count)
+    else:
+        newest = log_entry(log, log.count)
+        log.count += 1
     newest.at = now
     newest.total = log.total
-    log.count += 1
 
 
 cdef inline void log_refund(
     Rule* rule, double* cell, double now, double cost, double since
 ) noexcept nogil:
-    """From the newest entries: what is given back was taken last, or counts as if it were."""
+    """From the oldest entries: so nothing that was taken later expires any earlier for it."""
     cdef Log* log = log_of(cell)
-    cdef double before
     if log == NULL or since + rule.span <= now + rule.tick:
         return
     log_time(rule, log, now)
-    log.total = larger(log.total - cost, log.expired)
-    while log.count:
-        before = log_entry(log, log.count - 2).total if log.count > 1 else log.expired
-        if before < log.total:
-            log_entry(log, log.count - 1).total = log.total
-            return
-        log.count -= 1
+    if log.count:
+        log.expired = smaller(log.expired + cost, log.total)
+    while log.count and log_entry(log, 0).total <= log.expired:
+        log_drop_oldest(log)
 
 
 cdef inline double log_used(Rule* rule, double* cell, double now) noexcept nogil:
@@ -305,10 +324,29 @@ cdef inline double log_used(Rule* rule, double* cell, double now) noexcept nogil
 
 cdef inline double log_idle_after(Rule* rule, double* cell, double now) noexcept nogil:
     cdef Log* log = log_of(cell)
-    if log == NULL:
+    cdef double left
+    if log == NULL or log.count == 0:
         return 0.0
-    log_time(rule, log, now)
-    return log_entry(log, log.count - 1).at + rule.span - now if log.count else 0.0
+    left = log_entry(log, log.count - 1).at + rule.span - now
+    return left if left > rule.tick else 0.0
+
+
+cdef inline int log_copy(Log* log, double* cell) noexcept nogil:
+    """Make `cell`, which is clear, a copy of `log`; -1 when there is no memory."""
+    cdef Log* copy
+    if log == NULL:
+        return 0
+    copy = <Log*>malloc(sizeof(Log))
+    if copy == NULL:
+        return -1
+    copy[0] = log[0]
+    copy.ring = <LogEntry*>malloc((log.size if log.size else 1) * sizeof(LogEntry))
+    if copy.ring == NULL:
+        free(copy)
+        return -1
+    memcpy(copy.ring, log.ring, log.size * sizeof(LogEntry))
+    (<Log**>cell)[0] = copy
+    return 0
 
 
 # --- any of them
@@ -334,8 +372,20 @@ cdef inline void cell_free(int algorithm, double* cell) noexcept nogil:
             free(log)
 
 
+cdef inline bint cell_copy(Rule* old_rule, double* old, Rule* rule, double* cell) noexcept nogil:
+    """Take over a cell of the same algorithm and window as it is; False where it must be charged."""
+    cdef int i
+    if rule.algorithm == TOKEN_BUCKET and old_rule.rate != rule.rate:
+        return False
+    if rule.algorithm == SLIDING_WINDOW:
+        return log_copy(log_of(old), cell) == 0
+    for i in range(words_of(rule.algorithm)):
+        cell[i] = old[i]
+    return True
+
+
 cdef inline int cell_prepare(Rule* rule, double* cell) noexcept nogil:
-    return log_prepare(cell) if rule.algorithm == SLIDING_WINDOW else 0
+    return log_prepare(rule, cell) if rule.algorithm == SLIDING_WINDOW else 0
 
 
 cdef inline double cell_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
@@ -361,11 +411,15 @@ cdef inline void cell_refund(
     Rule* rule, double* cell, double now, double cost, double since
 ) noexcept nogil:
     if rule.algorithm == TOKEN_BUCKET:
-        cell[0] -= cost
+        cell[0] -= bucket_unpaid(rule, now, cost, since)
     elif rule.algorithm == SLIDING_WINDOW:
         log_refund(rule, cell, now, cost, since)
     else:
         window_refund(rule, cell, now, cost, since)
+
+
+cdef inline double cell_mark(Rule* rule, double* cell, double now) noexcept nogil:
+    return cell[0] if rule.algorithm == TOKEN_BUCKET else now
 
 
 cdef inline double cell_used(Rule* rule, double* cell, double now) noexcept nogil:

@@ -39,8 +39,9 @@ cdef class Decision:
         return Decision, self._fields()
 
     def __repr__(self):
+        limit = None if self.limit is None else str(self.limit)
         return (
-            f"Decision(allowed={self.allowed}, limit={str(self.limit)!r}, remaining={self.remaining:g}, "
+            f"Decision(allowed={self.allowed}, limit={limit!r}, remaining={self.remaining:g}, "
             f"retry_after={self.retry_after:g}, reset_after={self.reset_after:g})"
         )
 

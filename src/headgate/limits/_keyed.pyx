@@ -28,7 +28,8 @@ from headgate.limits._cell_table cimport (
 )
 from headgate.limits._cells cimport (
     FIXED_WINDOW, Rule, SLIDING_COUNTER, SLIDING_WINDOW, TOKEN_BUCKET, WORDS, bucket_charge,
-    bucket_wait, cell_charge, cell_idle_after, cell_prepare, cell_refund, cell_used, cell_wait, words_of,
+    bucket_wait, cell_charge, cell_copy, cell_idle_after, cell_mark, cell_prepare, cell_refund,
+    cell_used, cell_wait, words_of,
 )
 from headgate.limits._decision cimport Decision, decide
 from headgate.limits._numbers cimport larger, smaller
@@ -99,7 +100,9 @@ cdef class Keyed:
     cdef tuple _limits
     cdef size_t _max_keys
     cdef dict _overrides
-    cdef bint _is_plain       # one token bucket per key, and no overrides
+    cdef bint _is_one_bucket  # for each key
+    cdef bint _is_plain       # and no key has an override
+    cdef unsigned long long _changes  # by reset and override
     cdef unsigned long long _overflowed
     cdef double _next_sweep
     cdef double[MOST_RULES * WORDS] _blank
@@ -122,25 +125,29 @@ cdef class Keyed:
         self._table = CellTable(self._max_keys)
         self._table.set_rules(&rules)
         self._overrides = {}
-        self._is_plain = rules.count == 1 and rules.rule[0].algorithm == TOKEN_BUCKET
+        self._is_one_bucket = rules.count == 1 and rules.rule[0].algorithm == TOKEN_BUCKET
+        self._is_plain = self._is_one_bucket
         self._next_sweep = SWEEP_EVERY
         state_clear(&rules, self._blank)
-        self._lines = Lines(self._now)
+        self._lines = Lines(self._timing)
 
     def allow(self, key, double cost=1.0):
         """Charge `cost` to `key` if it fits now."""
         cdef Spot spot
-        cdef double now = self._timing.now()
+        if not PyUnicode_CheckExact(key):
+            key = _exact(key)
         if not cost > 0.0:
             raise _bad_cost(cost, self._table.rules.most)
-        return take(self, key, cost, now, &spot) == 0.0
+        return take(self, key, cost, self._timing.now(), &spot) == 0.0
 
     def check(self, key, double cost=1.0):
         """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
         cdef Spot spot
-        cdef double wait, now = self._timing.now()
+        cdef double wait, now
+        key = _exact(key)
         if not cost >= 0.0:
             raise _bad_cost(cost, self._table.rules.most)
+        now = self._timing.now()
         wait = take(self, key, cost, now, &spot)
         return self._decision(key, &spot, now, cost, wait)
 
@@ -150,17 +157,21 @@ cdef class Keyed:
         Those who wait for one key go in their order. Raises `RateLimited` when it
         does not fit within `timeout` seconds: at once, where that is known at once.
         """
-        if self.allow(key, cost):
+        cdef double seconds = timeout_seconds(timeout)
+        key = _exact(key)
+        if key not in self._lines and self.allow(key, cost):
             return 0.0
         sleeper = ThreadSleeper(self._timing.clock)
-        return sleeper.wait(self._queue(key, cost, timeout_seconds(timeout), sleeper))
+        return sleeper.wait(self._queue(key, cost, seconds, sleeper))
 
     async def acquire_async(self, key, cost=1.0, timeout=None):
         """As `acquire`, for tasks. A cancelled one leaves the line."""
-        if self.allow(key, cost):
+        seconds = timeout_seconds(timeout)
+        key = _exact(key)
+        if key not in self._lines and self.allow(key, cost):
             return 0.0
         sleeper = TaskSleeper(self._timing.clock)
-        return await sleeper.wait(self._queue(key, cost, timeout_seconds(timeout), sleeper))
+        return await sleeper.wait(self._queue(key, cost, seconds, sleeper))
 
     def reserve(self, key, double cost=1.0):
         """Charge an expected cost now; `settle` the real one on what is returned.
@@ -172,20 +183,22 @@ cdef class Keyed:
         `settle` has cost what was expected; one that raises has cost nothing.
         """
         cdef Spot spot
-        cdef double wait, now = self._timing.now()
+        cdef double wait, now
+        key = _exact(key)
         if not cost > 0.0:
             raise _bad_cost(cost, self._table.rules.most)
+        now = self._timing.now()
         wait = take(self, key, cost, now, &spot)
         if wait > 0.0:
             raise RateLimited(self._decision(key, &spot, now, cost, wait))
-        return Reservation(self._settle, key, cost, now)
+        return Reservation(self._settle, key, cost, self._marks(key, now))
 
     def refund(self, key, double cost):
         """Give `cost` back, as if it had been taken just now. Never fills above full."""
         if not 0.0 < cost < INFINITY:
             raise ValueError(f"cost must be a finite number above 0, got {cost!r}")
         self._check_whole(cost)
-        self._give_back(key, cost, self._timing.now())
+        self._give_back(_exact(key), cost, None)
 
     def reset(self, key):
         """Forget what `key` has used. What it used of shared cells stays."""
@@ -197,30 +210,35 @@ cdef class Keyed:
         else:
             state_free(&override.rules, override.state)
             state_clear(&override.rules, override.state)
+        self._changes += 1
         self._lines.wake_head(key)
 
     def override(self, key, limit):
         """Give `key` limits of its own; None takes them away. What it has used stays used."""
         cdef Spot spot
-        cdef _Override override
+        cdef _Override new, old
         cdef double now = self._timing.now()
         key = _exact(key)
+        old = self._overrides.get(key)
         if limit is None:
-            if key in self._overrides:
+            if old is not None:
                 find(self, key, now, &spot)
-                override = self._overrides.pop(key)
+                del self._overrides[key]
                 self._adopt(key, now, &spot)
         else:
-            override = _Override()
-            override.limits = as_limits(limit)
-            self._compile(override.limits, &override.rules)
-            state_clear(&override.rules, override.state)
+            new = _Override()
+            new.limits = as_limits(limit)
+            self._compile(new.limits, &new.rules)
+            state_clear(&new.rules, new.state)
+            if old is not None and old.limits == new.limits:
+                return
             find(self, key, now, &spot)
             if spot.where != BLANK and spot.where != UNKNOWN:
-                _carry(&spot, &override.rules, override.state, now)
-            self._overrides[key] = override
-            self._is_plain = False
+                _carry(&spot, &new.rules, new.state, now)
+            self._overrides[key] = new
             self._table.remove(key, spot.key_hash)
+        self._is_plain = not self._overrides and self._is_one_bucket
+        self._changes += 1
         self._lines.wake_head(key)
 
     def limits_of(self, key):
@@ -260,9 +278,6 @@ cdef class Keyed:
         overflowed = f", overflowed={self._overflowed}" if self._overflowed else ""
         return f"Keyed({limits!r}, algorithm={self._algorithm!r}, keys={len(self)}{overflowed})"
 
-    def _now(self):
-        return self._timing.now()
-
     def _queue(self, key, double cost, double timeout, sleeper):
         def attempt():
             cdef Spot spot
@@ -275,10 +290,10 @@ cdef class Keyed:
             wait = larger(self._wait(&spot, now, cost), self._timing.tick)
             return RateLimited(self._decision(key, &spot, now, cost, wait))
 
-        return self._lines.queue(_exact(key), attempt, refuse, timeout, sleeper)
+        return self._lines.queue(key, attempt, refuse, timeout, sleeper)
 
-    def _settle(self, key, double taken, double since, double cost):
-        """Make `taken`, charged at `since`, have been `cost`."""
+    def _settle(self, key, double taken, marks, double cost):
+        """Make `taken`, charged at `marks`, have been `cost`."""
         cdef Spot spot
         cdef double now = self._timing.now()
         if not 0.0 <= cost < INFINITY:
@@ -287,8 +302,23 @@ cdef class Keyed:
         if cost > taken:
             find(self, key, now, &spot)
             self._charge(key, cost - taken, now, &spot)
-        elif cost < taken:
-            self._give_back(key, taken - cost, since)
+        elif cost < taken and marks is not None and marks[0] == self._changes:
+            self._give_back(key, taken - cost, marks[1])
+
+    cdef object _marks(self, object key, double now):
+        """Where a charge was put just now, to be given back; None where it cannot be."""
+        cdef Spot spot
+        cdef double* cell
+        cdef int i
+        find(self, key, now, &spot)
+        if spot.where != OWN and spot.where != OVERRIDDEN:
+            return None
+        cell = spot.state
+        marks = []
+        for i in range(spot.rules.count):
+            marks.append(cell_mark(&spot.rules.rule[i], cell, now))
+            cell += words_of(spot.rules.rule[i].algorithm)
+        return self._changes, marks
 
     cdef double _take(self, object key, double cost, double now, Spot* spot) except -1.0:
         cdef double wait
@@ -299,6 +329,8 @@ cdef class Keyed:
         wait = self._wait(spot, now, cost)
         if wait == 0.0 and cost > 0.0:
             self._charge(key, cost, now, spot)
+        if spot.where == SHARED:
+            self._overflowed += 1
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_EVERY
             self._table.sweep(now, SWEEP_IN_PASSING)
@@ -330,8 +362,6 @@ cdef class Keyed:
         cdef double* cell
         if spot.where == BLANK or spot.where == UNKNOWN:
             self._adopt_blank(key, now, spot)
-        if spot.where == SHARED:
-            self._overflowed += 1
         cell = spot.state
         for i in range(spot.rules.count):
             if cell_prepare(&spot.rules.rule[i], cell) < 0:
@@ -349,7 +379,7 @@ cdef class Keyed:
         if self._table.count >= self._max_keys:
             self._table.sweep(now, SWEEP_AT_THE_CAP)
         if self._table.count < self._max_keys:
-            spot.state = self._table.add(_exact(key), spot.key_hash, now)
+            spot.state = self._table.add(key, spot.key_hash, now)
             spot.where = OWN
             return 0
         self._table.make_shared()
@@ -365,12 +395,16 @@ cdef class Keyed:
         find(self, key, now, &spot)
         if spot.where != SHARED:
             self._adopt_blank(key, now, &spot)
+            state_free(spot.rules, spot.state)
+            state_clear(spot.rules, spot.state)
         _carry(old, spot.rules, spot.state, now)
         return 0
 
-    cdef int _give_back(self, object key, double cost, double since) except -1:
+    cdef int _give_back(self, object key, double cost, list marks) except -1:
+        """What was taken at `marks`, or (None) just now."""
         cdef Spot spot
         cdef double now = self._timing.now()
+        cdef double since
         cdef double* cell
         cdef int i
         find(self, key, now, &spot)
@@ -378,9 +412,10 @@ cdef class Keyed:
         if spot.where == OWN or spot.where == OVERRIDDEN:
             cell = spot.state
             for i in range(spot.rules.count):
+                since = cell_mark(&spot.rules.rule[i], cell, now) if marks is None else marks[i]
                 cell_refund(&spot.rules.rule[i], cell, now, cost, since)
                 cell += words_of(spot.rules.rule[i].algorithm)
-        self._lines.wake_head(_exact(key))
+        self._lines.wake_head(key)
         return 0
 
     cdef Decision _decision(self, object key, Spot* spot, double now, double cost, double wait):
@@ -402,7 +437,7 @@ cdef class Keyed:
                 least = left
                 reset_after = cell_idle_after(rule, cell, now)
             cell += words_of(rule.algorithm)
-        limits = self._limits if spot.where != OVERRIDDEN else (<_Override>self._overrides[_exact(key)]).limits
+        limits = self._limits if spot.where != OVERRIDDEN else (<_Override>self._overrides[key]).limits
         return decide(
             wait == 0.0, limits[index], 0.0 if spot.where == UNKNOWN else least, wait, larger(reset_after, wait)
         )
@@ -455,8 +490,6 @@ cdef inline double take(Keyed self, object key, double cost, double now, Spot* s
 
 cdef inline int find(Keyed self, object key, double now, Spot* spot) except -1:
     cdef _Override override
-    if not PyUnicode_CheckExact(key):
-        key = _exact(key)
     spot.key_hash = PyObject_Hash(key)
     spot.rules = &self._table.rules
     if self._overrides:
@@ -474,18 +507,31 @@ cdef inline int find(Keyed self, object key, double now, Spot* spot) except -1:
 
 
 cdef void _carry(Spot* old, Rules* rules, double* state, double now) noexcept:
-    """Charge what was used under the old rules to the new ones, limit by limit.
+    """Charge what was used under the old rules to the new ones.
 
-    Where there is no memory for a log, that limit starts afresh.
+    A limit over the same time takes over its cell as it is, or a bucket's use. One that is
+    new takes the largest use there was, up to its own limit: better too strict for a
+    while than to forgive. Where there is no memory for a log, that limit starts afresh.
     """
-    cdef double* cell = old.state
-    cdef double used
-    cdef int i
-    for i in range(min(old.rules.count, rules.count)):
-        used = cell_used(&old.rules.rule[i], cell, now)
-        if used > 0.0 and cell_prepare(&rules.rule[i], state) == 0:
-            cell_charge(&rules.rule[i], state, now, used)
-        cell += words_of(old.rules.rule[i].algorithm)
+    cdef int i, j
+    cdef double* cell
+    cdef double used, largest
+    cdef bint is_taken_over
+    for i in range(rules.count):
+        cell = old.state
+        largest = 0.0
+        is_taken_over = False
+        for j in range(old.rules.count):
+            used = cell_used(&old.rules.rule[j], cell, now)
+            if old.rules.rule[j].per == rules.rule[i].per and not is_taken_over:
+                is_taken_over = True
+                if not cell_copy(&old.rules.rule[j], cell, &rules.rule[i], state) and used > 0.0:
+                    cell_charge(&rules.rule[i], state, now, used)
+            largest = larger(largest, used)
+            cell += words_of(old.rules.rule[j].algorithm)
+        largest = smaller(largest, rules.rule[i].limit)
+        if not is_taken_over and largest > 0.0 and cell_prepare(&rules.rule[i], state) == 0:
+            cell_charge(&rules.rule[i], state, now, largest)
         state += words_of(rules.rule[i].algorithm)
 
 

@@ -9,7 +9,7 @@ k/rate seconds later, and one who finds it full is refused at once. Inside it is
 token bucket of one token that may be owed up to `capacity` tokens.
 """
 
-from libc.math cimport ceil
+from libc.math cimport INFINITY, ceil
 
 from headgate.limits._cells cimport Rule, TOKEN_BUCKET, bucket_charge, bucket_used, cell_clear
 from headgate.limits._decision cimport decide
@@ -45,7 +45,7 @@ cdef class LeakyBucket:
         self._limit = Limit(rate, 1.0)
         self._rule = make_rule(TOKEN_BUCKET, Limit(rate, 1.0, 1.0), self._timing)
         cell_clear(TOKEN_BUCKET, &self._cell)
-        self._waiting = Schedule(self._now, self._timing.tick, self._reserve, self._give_back)
+        self._waiting = Schedule(self._timing, self._timing.tick)
 
     def try_acquire(self):
         """Pass if the beat is free now, without a wait."""
@@ -61,24 +61,26 @@ cdef class LeakyBucket:
         Raises `RateLimited` at once when the queue is full, or when the turn would
         not come within `timeout` seconds.
         """
+        cdef double seconds = timeout_seconds(timeout)
         if self.try_acquire():
             return 0.0
         sleeper = ThreadSleeper(self._timing.clock)
-        return sleeper.wait(self._waiting.keep(1.0, timeout_seconds(timeout), sleeper))
+        return sleeper.wait(self._keep(seconds, sleeper))
 
     async def acquire_async(self, timeout=None):
         """As `acquire`, for tasks. A cancelled one frees its place."""
+        seconds = timeout_seconds(timeout)
         if self.try_acquire():
             return 0.0
         sleeper = TaskSleeper(self._timing.clock)
-        return await sleeper.wait(self._waiting.keep(1.0, timeout_seconds(timeout), sleeper))
+        return await sleeper.wait(self._keep(seconds, sleeper))
 
     def reserve(self):
         """Take a place and return the seconds until its beat, which the caller must wait himself.
 
         Raises `RateLimited` when the queue is full.
         """
-        return larger(self._waiting.fix(1.0) - self._timing.now(), 0.0)
+        return larger(self._waiting.fix(lambda: self._reserve(INFINITY)) - self._timing.now(), 0.0)
 
     @property
     def queued(self):
@@ -111,22 +113,20 @@ cdef class LeakyBucket:
     def __repr__(self):
         return f"LeakyBucket(rate={self.rate:g}/s, capacity={self.capacity}, queued={self.queued})"
 
-    def _now(self):
-        return self._timing.now()
+    def _keep(self, double timeout, sleeper):
+        return self._waiting.keep(lambda: self._reserve(timeout), self._give_back, sleeper)
 
-    def _reserve(self, double n, double timeout):
+    def _reserve(self, double timeout):
         cdef double now = self._timing.now()
         cdef double ahead = bucket_used(&self._rule, &self._cell, now)
         cdef double wait = ahead / self._rule.rate if ahead > self._rule.slack else 0.0
         cdef double crowd = ahead - self._capacity
         if crowd > self._rule.slack or wait > timeout:
-            raise RateLimited(decide(
-                False, self._limit, 0.0,
-                larger(crowd / self._rule.rate, wait - timeout), ahead / self._rule.rate,
-            ))
-        bucket_charge(&self._rule, &self._cell, now, n)
-        return now + wait, n
+            retry_after = wait if wait > timeout else crowd / self._rule.rate
+            raise RateLimited(decide(False, self._limit, 0.0, retry_after, ahead / self._rule.rate))
+        bucket_charge(&self._rule, &self._cell, now, 1.0)
+        return now + wait, None
 
-    def _give_back(self, double n):
-        self._cell -= n
-        return n / self._rule.rate
+    def _give_back(self, _):
+        self._cell -= 1.0
+        return 1.0 / self._rule.rate

@@ -50,6 +50,12 @@ from headgate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper
 
 __all__ = ["RateLimiter"]
 
+# Far beyond any use, and such that no product of them is infinite.
+cdef double MOST_PERMITS = 9007199254740992.0  # 2^53
+cdef double LEAST_RATE = 1e-100
+cdef double MOST_SECONDS = 1e100
+cdef double MOST_COLD = 1e6
+
 
 cdef class RateLimiter:
     """Grants `rate` permits per second (may be infinite), the next request paying for the one before."""
@@ -64,14 +70,16 @@ cdef class RateLimiter:
         self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
 
     def __init__(self, rate, *, burst_seconds=1.0, warm_up=0.0, cold_factor=3.0, clock=None):
-        self._burst_seconds = _at_least("burst_seconds", burst_seconds, 0.0)
-        self._warm_up = _at_least("warm_up", warm_up, 0.0)
-        self._cold_factor = _at_least("cold_factor", cold_factor, 1.0)
+        self._burst_seconds = _within("burst_seconds", burst_seconds, 0.0, MOST_SECONDS)
+        self._warm_up = _within("warm_up", warm_up, 0.0, MOST_SECONDS)
+        if 0.0 < self._warm_up < 1e-9:
+            raise ValueError(f"warm_up must be 0 or at least a nanosecond, got {warm_up!r}")
+        self._cold_factor = _within("cold_factor", cold_factor, 1.0, MOST_COLD)
         rate = _checked_rate(rate)
         self._timing = Timing(clock)
         self._next_free = self._stored = self._most = 0.0
         self._set_rate(rate)
-        self._waiting = Schedule(self._now, self._timing.tick, self._reserve, self._give_back)
+        self._waiting = Schedule(self._timing, self._timing.tick)
 
     def try_acquire(self, double permits=1.0, timeout=0.0):
         """Take `permits` if they are granted within `timeout` seconds, and wait for them if so.
@@ -88,7 +96,7 @@ cdef class RateLimiter:
             return True
         sleeper = ThreadSleeper(self._timing.clock)
         try:
-            sleeper.wait(self._waiting.keep(permits, timeout_seconds(timeout), sleeper))
+            sleeper.wait(self._keep(permits, timeout_seconds(timeout), sleeper))
         except _NotInTime:
             return False
         return True
@@ -98,19 +106,20 @@ cdef class RateLimiter:
         if self.try_acquire(permits):
             return 0.0
         sleeper = ThreadSleeper(self._timing.clock)
-        return sleeper.wait(self._waiting.keep(permits, INFINITY, sleeper))
+        return sleeper.wait(self._keep(permits, INFINITY, sleeper))
 
     async def acquire_async(self, permits=1.0):
         """As `acquire`, for tasks. A cancelled one gives its permits and its place back."""
         if self.try_acquire(permits):
             return 0.0
         sleeper = TaskSleeper(self._timing.clock)
-        return await sleeper.wait(self._waiting.keep(permits, INFINITY, sleeper))
+        return await sleeper.wait(self._keep(permits, INFINITY, sleeper))
 
     def reserve(self, double permits=1.0):
         """Take `permits` and return the seconds until they are granted, which the caller must wait himself."""
         _check_permits(permits)
-        return larger(self._waiting.fix(permits) - self._timing.now(), 0.0)
+        granted = self._waiting.fix(lambda: self._reserve(permits, INFINITY))
+        return larger(<double>granted - self._timing.now(), 0.0)
 
     @property
     def rate(self):
@@ -153,8 +162,8 @@ cdef class RateLimiter:
         wait = larger(self._next_free - self._timing.now(), 0.0)
         return f"RateLimiter(rate={self._rate:g}/s{warm_up}, stored={self.stored:g}, next_free_in={wait:g} s)"
 
-    def _now(self):
-        return self._timing.now()
+    def _keep(self, double permits, double timeout, sleeper):
+        return self._waiting.keep(lambda: self._reserve(permits, timeout), self._give_back, sleeper)
 
     def _reserve(self, double permits, double timeout):
         cdef double now = self._timing.now()
@@ -212,7 +221,7 @@ cdef class RateLimiter:
 
     cdef void _set_rate(self, double rate) noexcept:
         cdef double most_before = self._most
-        cdef double cold
+        cdef double cold, slope_width
         self._rate = rate
         self._stable = 0.0 if isinf(rate) else 1.0 / rate
         if self._warm_up == 0.0:
@@ -222,8 +231,9 @@ cdef class RateLimiter:
         else:
             cold = self._stable * self._cold_factor
             self._threshold = 0.5 * self._warm_up / self._stable
-            self._most = self._threshold + 2.0 * self._warm_up / (self._stable + cold)
-            self._slope = (cold - self._stable) / (self._most - self._threshold)
+            slope_width = 2.0 * self._warm_up / (self._stable + cold)
+            self._most = self._threshold + slope_width
+            self._slope = (cold - self._stable) / slope_width
         if isinf(self._most):
             self._stored = self._most
         elif isinf(most_before):
@@ -239,21 +249,21 @@ class _NotInTime(Exception):
     """The permits would be granted after the time-out."""
 
 
-cdef double _at_least(name, value, double least) except? -1.0:
+cdef double _within(name, value, double least, double most) except? -1.0:
     cdef double number = real(name, value)
-    if not least <= number < INFINITY:
-        raise ValueError(f"{name} must be a finite number, {least:g} or more, got {value!r}")
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be a number from {least:g} to {most:g}, got {value!r}")
     return number
 
 
 cdef double _checked_rate(value) except? -1.0:
     cdef double number = real("rate", value)
-    if not number > 0.0:
-        raise ValueError(f"rate must be a number above 0, got {value!r}")
+    if not number >= LEAST_RATE:
+        raise ValueError(f"rate must be a number above 0 (at least {LEAST_RATE:g}), got {value!r}")
     return number
 
 
 cdef inline int _check_permits(double permits) except -1:
-    if not 0.0 < permits < INFINITY:
-        raise ValueError(f"permits must be a finite number above 0, got {permits!r}")
+    if not 0.0 < permits <= MOST_PERMITS:
+        raise ValueError(f"permits must be above 0 and at most 2^53, got {permits!r}")
     return 0

@@ -19,9 +19,10 @@ cdef Rule make_rule(int algorithm, object limit, Timing timing) except *:
     cdef double per = limit.per
     rule.algorithm = algorithm
     rule.rate = amount / per
+    rule.per = per
     rule.tick = timing.tick
-    if not 0.0 < rule.rate < MOST:
-        raise ValueError(f"{limit} is {rule.rate:g} per second; expected above 0 and below 2^53")
+    if not 1e-100 < rule.rate < MOST:
+        raise ValueError(f"{limit} is {rule.rate:g} per second; expected above 1e-100 and below 2^53")
     if algorithm == TOKEN_BUCKET:
         rule.limit = amount if limit.burst is None else limit.burst
         rule.span = rule.limit / rule.rate
@@ -37,7 +38,7 @@ cdef Rule make_rule(int algorithm, object limit, Timing timing) except *:
         rule.tick = smaller(rule.tick, per / 1000.0)
     if rule.limit > MOST:
         raise ValueError(f"{limit} lets {rule.limit:g} through at once; expected at most 2^53")
-    # In units: what passes in a tick, at least the noise of the arithmetic, and
-    # never a part of a unit that would matter.
-    rule.slack = smaller(larger(1e-9, rule.rate * rule.tick), 1e-3)
+    # In units: what passes in a tick, at least the noise of the arithmetic, and never a
+    # part of a unit, or of the whole, that would matter.
+    rule.slack = smaller(larger(1e-9, rule.rate * rule.tick), 1e-3 * smaller(rule.limit, 1.0))
     return rule

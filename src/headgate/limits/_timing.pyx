@@ -13,7 +13,7 @@ __all__ = []
 
 cdef class Timing:
     def __init__(self, clock):
-        if clock is None or isinstance(clock, SystemClock):
+        if clock is None or type(clock) is SystemClock:
             self.start = monotonic()
             self.wall = time.time()
         elif not callable(getattr(clock, "now", None)):
@@ -23,7 +23,13 @@ cdef class Timing:
             self._read = clock.now
             self.start = self._read_clock()
             self.wall = getattr(clock, "wall", clock.now)()
+            if not isfinite(self.wall):
+                raise ValueError(f"{clock!r} must tell a finite Unix time, got {self.wall!r}")
         self.tick = larger(1e-9, 2.0 * (nextafter(self.start, INFINITY) - self.start))
+
+    def __call__(self):
+        """The time, for Python code."""
+        return self.now()
 
     cdef double _read_clock(self) except? -1e300:
         cdef double now = self._read()

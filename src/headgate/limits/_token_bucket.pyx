@@ -9,11 +9,13 @@ Who waits in `acquire` has taken his tokens already, from the future: the bucket
 below zero, nobody can take them from him, and his time to go is known at once.
 """
 
+from libc.math cimport INFINITY
+
 from headgate.limits._cells cimport (
     Rule, TOKEN_BUCKET, bucket_charge, bucket_used, bucket_wait, cell_clear,
 )
 from headgate.limits._decision cimport Decision, decide
-from headgate.limits._numbers cimport larger
+from headgate.limits._numbers cimport larger, smaller
 from headgate.limits._rules cimport make_rule
 from headgate.limits._timing cimport Timing
 
@@ -44,7 +46,7 @@ cdef class TokenBucket:
         self._limit = Limit(rate, 1.0, burst)
         self._rule = make_rule(TOKEN_BUCKET, self._limit, self._timing)
         cell_clear(TOKEN_BUCKET, &self._cell)
-        self._waiting = Schedule(self._now, self._timing.tick, self._reserve, self._give_back)
+        self._waiting = Schedule(self._timing, self._timing.tick)
 
     def try_acquire(self, double n=1.0):
         """Take `n` tokens if they are there now."""
@@ -74,31 +76,29 @@ cdef class TokenBucket:
         Raises `RateLimited` when they will not be there within `timeout` seconds:
         at once, for that is known at once.
         """
+        cdef double seconds = timeout_seconds(timeout)
         if self.try_acquire(n):
             return 0.0
         sleeper = ThreadSleeper(self._timing.clock)
-        return sleeper.wait(self._waiting.keep(n, timeout_seconds(timeout), sleeper))
+        return sleeper.wait(self._keep(n, seconds, sleeper))
 
     async def acquire_async(self, n=1.0, timeout=None):
         """As `acquire`, for tasks. A cancelled one gives its tokens and its place back."""
+        seconds = timeout_seconds(timeout)
         if self.try_acquire(n):
             return 0.0
         sleeper = TaskSleeper(self._timing.clock)
-        return await sleeper.wait(self._waiting.keep(n, timeout_seconds(timeout), sleeper))
+        return await sleeper.wait(self._keep(n, seconds, sleeper))
 
     def refund(self, double n):
         """Put `n` tokens back; what would not fit is lost. Those who wait move up."""
-        if not 0.0 < n < float("inf"):
+        if not 0.0 < n < INFINITY:
             raise ValueError(f"n must be a finite number above 0, got {n!r}")
-        self._cell -= n
-        self._waiting.move_up(n / self._rule.rate)
+        self._fill(n)
 
     def reset(self):
         """Fill the bucket. Those who wait are served from it, in their order."""
-        cdef double spent = bucket_used(&self._rule, &self._cell, self._timing.now())
-        spent -= sum(self._waiting.held())
-        if spent > 0.0:
-            self.refund(spent)
+        self._fill(INFINITY)
 
     @property
     def available(self):
@@ -135,8 +135,8 @@ cdef class TokenBucket:
     def __repr__(self):
         return f"TokenBucket(rate={self.rate:g}/s, burst={self.burst:g}, available={self.available:g})"
 
-    def _now(self):
-        return self._timing.now()
+    def _keep(self, double n, double timeout, sleeper):
+        return self._waiting.keep(lambda: self._reserve(n, timeout), self._give_back, sleeper)
 
     def _reserve(self, double n, double timeout):
         cdef double now = self._timing.now()
@@ -149,6 +149,14 @@ cdef class TokenBucket:
     def _give_back(self, double n):
         self._cell -= n
         return n / self._rule.rate
+
+    def _fill(self, double most):
+        def change(held):
+            # Those who wait have taken theirs from the future; only what others spent comes back.
+            cdef double spent = bucket_used(&self._rule, &self._cell, self._timing.now())
+            return self._give_back(smaller(most, larger(spent - <double>sum(held), 0.0)))
+
+        self._waiting.move_up(change)
 
     cdef Decision _decision(self, double now, double wait):
         cdef double used = bucket_used(&self._rule, &self._cell, now)

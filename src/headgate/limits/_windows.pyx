@@ -51,7 +51,7 @@ cdef class _Window:
         self._limit = Limit(positive("limit", limit), positive("window", window))
         self._rule = make_rule(algorithm, self._limit, self._timing)
         self._forget()
-        self._line = Line(self._now)
+        self._line = Line(self._timing)
 
     def __dealloc__(self):
         cell_free(self._rule.algorithm, self._cell)
@@ -59,11 +59,10 @@ cdef class _Window:
     def check(self, double n=1.0):
         """Pass if it fits now, and tell all about it. `check(0)` only looks."""
         cdef double now, wait
-        if not 0.0 <= n <= self._rule.limit:
-            raise self._bad_amount(n)
+        check_amount(self, n, n >= 0.0)
         now = self._timing.now()
         if self._waiting and n > 0.0:
-            wait = self._overtaking(now, n)
+            wait = self._overtaking(now)
         else:
             wait = take(self, now, n)
         return self._decision(now, wait)
@@ -74,17 +73,19 @@ cdef class _Window:
         Raises `RateLimited` when it does not fit within `timeout` seconds: at
         once, where that is known at once.
         """
+        cdef double seconds = timeout_seconds(timeout)
         if passes_now(self, n):
             return 0.0
         sleeper = ThreadSleeper(self._timing.clock)
-        return sleeper.wait(self._queue(n, timeout_seconds(timeout), sleeper))
+        return sleeper.wait(self._queue(n, seconds, sleeper))
 
     async def acquire_async(self, n=1.0, timeout=None):
         """As `acquire`, for tasks. A cancelled one leaves the line."""
+        seconds = timeout_seconds(timeout)
         if passes_now(self, n):
             return 0.0
         sleeper = TaskSleeper(self._timing.clock)
-        return await sleeper.wait(self._queue(n, timeout_seconds(timeout), sleeper))
+        return await sleeper.wait(self._queue(n, seconds, sleeper))
 
     def reset(self):
         """Forget what was used."""
@@ -131,16 +132,14 @@ cdef class _Window:
         cell_free(self._rule.algorithm, self._cell)
         cell_clear(self._rule.algorithm, self._cell)
 
-    def _now(self):
-        return self._timing.now()
-
     def _queue(self, double n, double timeout, sleeper):
         def attempt():
             return take(self, self._timing.now(), n)
 
         def refuse():
             now = self._timing.now()
-            return RateLimited(self._decision(now, self._overtaking(now, n)))
+            wait = cell_wait(&self._rule, self._cell, now, n)
+            return RateLimited(self._decision(now, wait if wait > 0.0 else self._overtaking(now)))
 
         self._waiting += 1
         try:
@@ -148,9 +147,9 @@ cdef class _Window:
         finally:
             self._waiting -= 1
 
-    cdef double _overtaking(self, double now, double n) noexcept:
-        """At the least how long one waits who may not overtake those in line."""
-        return larger(cell_wait(&self._rule, self._cell, now, n), self._timing.tick)
+    cdef double _overtaking(self, double now) noexcept:
+        """About how long one waits who may not overtake those in line: till all that is used now is free."""
+        return larger(cell_idle_after(&self._rule, self._cell, now), self._timing.tick)
 
     cdef Decision _decision(self, double now, double wait):
         cdef double used = cell_used(&self._rule, self._cell, now)
@@ -159,15 +158,19 @@ cdef class _Window:
             cell_idle_after(&self._rule, self._cell, now),
         )
 
-    cdef object _bad_amount(self, double n):
-        return ValueError(f"n must be above 0 and at most the limit of {self.limit:g}, got {n!r}")
+
+cdef inline int check_amount(_Window self, double n, bint is_positive) except -1:
+    if not is_positive or not n <= self._rule.limit:
+        raise ValueError(f"n must be above 0 and at most the limit of {self.limit:g}, got {n!r}")
+    if self._rule.algorithm == SLIDING_WINDOW and n != floor(n):
+        raise ValueError(f"n must be a whole number for SlidingWindow, got {n!r}")
+    return 0
 
 
 # Each class has a `try_acquire` of its own around this, for CPython calls an inherited
 # method of a compiled class 10 ns slower than one of its own.
 cdef inline bint passes_now(_Window self, double n) except -1:
-    if not 0.0 < n <= self._rule.limit:
-        raise self._bad_amount(n)
+    check_amount(self, n, n > 0.0)
     return self._waiting == 0 and take(self, self._timing.now(), n) == 0.0
 
 
@@ -175,11 +178,9 @@ cdef inline double take(_Window self, double now, double n) except -1.0:
     """Take `n` and return 0, or change nothing and return the seconds until they fit."""
     cdef double wait
     if self._rule.algorithm == SLIDING_WINDOW:
-        if n != floor(n):
-            raise ValueError(f"n must be a whole number for SlidingWindow, got {n!r}")
         wait = log_wait(&self._rule, self._cell, now, n)
         if wait == 0.0 and n > 0.0:
-            if log_prepare(self._cell) < 0:
+            if log_prepare(&self._rule, self._cell) < 0:
                 raise MemoryError
             log_charge(&self._rule, self._cell, now, n)
     else:

@@ -20,8 +20,9 @@ of the calls. A window counts the calls that began in it: what was sent before s
 tells of the limit as it was then.
 
 A call that ends in `TimeoutError` or `RateLimited` says that the server is past its
-limit, whatever the time: the limit falls by a tenth. Calls that end in other errors
-say nothing, for an error is often quick.
+limit, whatever the time: the limit falls by a tenth. A call that is cancelled (a
+time-out around it, say) counts with the time it had taken. Calls that end in other
+errors say nothing, for an error is often quick.
 """
 
 import asyncio
@@ -201,13 +202,22 @@ class AdaptiveConcurrency:
 
     def _end(self, caller: object, kind: type[BaseException] | None) -> None:
         with self._lock:
-            starts = self._starts[caller]
-            took = max(self._clock.now() - starts.pop(), 0.0)
-            if not starts:
-                del self._starts[caller]
-            if kind is None:
-                self._gradient.finished(self._clock.now(), took, self._places.in_use)
-            elif issubclass(kind, TimeoutError | RateLimited):
+            start = self._start_of(caller)
+            now = self._clock.now()
+            if kind is not None and issubclass(kind, TimeoutError | RateLimited):
                 self._gradient.dropped()
+            elif start is not None and (kind is None or issubclass(kind, asyncio.CancelledError)):
+                self._gradient.finished(now, max(now - start, 0.0), self._places.in_use)
             self._places.limit = self._gradient.limit
         self._places.release()
+
+    def _start_of(self, caller: object) -> float | None:
+        """When the caller began; None for one who began as another thread or task."""
+        is_known = caller in self._starts
+        if not is_known:
+            caller = next(iter(self._starts), None)
+        starts = self._starts.get(caller, [math.nan])
+        start = starts.pop()
+        if not starts:
+            self._starts.pop(caller, None)
+        return start if is_known else None

@@ -26,11 +26,11 @@ def real(name: str, value: float) -> float:
 
 
 def whole(name: str, value: int, least: int) -> int:
-    """Return `value`; it must be an int, `least` or more."""
+    """Return `value`; it must be an int, from `least` to 2^53."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be {least} or more, got {value!r}")
+    if not least <= value <= 2**53:
+        raise ValueError(f"{name} must be from {least} to 2^53, got {value!r}")
     return value
 
 

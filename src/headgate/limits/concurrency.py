@@ -6,7 +6,6 @@ in their order, and a place that is given back goes straight to the first of the
 nobody who comes later can slip in between.
 """
 
-import math
 import threading
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from typing import Self
 from headgate.limits._decision import Decision
 from headgate.limits.checks import timeout_seconds, whole
 from headgate.limits.denial import RateLimited
-from headgate.limits.waiting import Plan, Sleeper, TaskSleeper, ThreadSleeper
+from headgate.limits.waiting import Nap, Plan, Sleeper, TaskSleeper, ThreadSleeper
 
 __all__ = ["ConcurrencyLimit"]
 
@@ -137,9 +136,9 @@ class ConcurrencyLimit:
     def _hand_on(self) -> None:
         while self._waiters and self._in_use < self._limit:
             waiter = self._waiters.popleft()
-            waiter.has_place = True
-            self._in_use += 1
-            waiter.sleeper.wake()
+            if waiter.sleeper.wake():
+                waiter.has_place = True
+                self._in_use += 1
 
     def _wait(self, timeout: float, sleeper: Sleeper) -> Plan:
         start = time.monotonic()
@@ -155,7 +154,7 @@ class ConcurrencyLimit:
                 left = start + timeout - time.monotonic()
                 if left <= 0.0:
                     raise RateLimited(Decision(False))
-                yield None if left == math.inf else left
+                yield Nap(left, in_line=True)
         except BaseException:
             self._leave(waiter)
             raise
@@ -166,5 +165,5 @@ class ConcurrencyLimit:
             if waiter.has_place:
                 self._in_use -= 1
                 self._hand_on()
-            else:
+            elif waiter in self._waiters:
                 self._waiters.remove(waiter)

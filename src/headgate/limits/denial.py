@@ -12,7 +12,8 @@ class RateLimited(HeadgateError):
     def __init__(self, decision: Decision) -> None:
         which = "the limit" if decision.limit is None else str(decision.limit)
         when = f", try again in {decision.retry_after:.3g} s" if decision.retry_after > 0 else ""
-        super().__init__(f"rate limited by {which}: {decision.remaining:.6g} left{when}")
+        left = round(decision.remaining, 3)  # less is the drip since the last call
+        super().__init__(f"rate limited by {which}: {left:g} left{when}")
         self.decision = decision
 
     def __reduce__(self) -> tuple[type["RateLimited"], tuple[Decision]]:

@@ -63,8 +63,8 @@ class Limit:
         return self.amount / self.per
 
     def __str__(self) -> str:
-        text = f"{self.amount:.15g}/{_duration(self.per)}"
-        return text if self.burst is None else f"{text} burst {self.burst:.15g}"
+        text = f"{_number(self.amount)}/{_duration(self.per)}"
+        return text if self.burst is None else f"{text} burst {_number(self.burst)}"
 
 
 LimitLike = str | Limit | Iterable[str | Limit]
@@ -118,8 +118,11 @@ class _Reader:
             self.at += 1
         else:
             self.expect("/", "or 'per'")
-        count = self.number() if self.peek()[:1] in set("0123456789.") - {""} else 1.0
+        count = self.number() if self.peek()[:1].isdecimal() or self.peek()[:1] == "." else 1.0
+        column = self.words[self.at][1] if self.at < len(self.words) else 0
         per = count * self.unit()
+        if not 0 < per < math.inf:
+            raise ValueError(f"expected a time that is finite at column {column} of {self.text!r}")
         burst = None
         if self.peek().lower() == "burst":
             self.at += 1
@@ -172,5 +175,11 @@ def _duration(seconds: float) -> str:
         if count == 1:
             return name
         if count > 1 and count == int(count):
-            return f"{count:.15g} {name}s"
-    return f"{seconds:.15g} seconds"
+            return f"{_number(count)} {name}s"
+    return f"{_number(seconds)} seconds"
+
+
+def _number(value: float) -> str:
+    """As people write it, where that reads back the same."""
+    short = f"{value:.15g}"
+    return short if float(short) == value else repr(value)

@@ -115,8 +115,9 @@ class Limited:
 
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:
     """Also for objects whose `__call__` is one."""
-    call = getattr(type(function), "__call__", None)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )
 
 
 def limited(

@@ -14,20 +14,23 @@ class Reservation:
     given back twice.
     """
 
-    __slots__ = ("_settle", "_since", "cost", "key", "settled")
+    __slots__ = ("_marks", "_open", "cost", "key")
 
     def __init__(
         self,
-        settle: Callable[[Any, float, float, float], None],
+        settle: Callable[[Any, float, Any, float], None],
         key: Any,
         cost: float,
-        since: float,
+        marks: Any,
     ) -> None:
-        self._settle = settle
-        self._since = since
+        self._open = [settle]  # to pop from a list is atomic: one thread gets it
+        self._marks = marks
         self.key = key
         self.cost = cost
-        self.settled = False
+
+    @property
+    def settled(self) -> bool:
+        return not self._open
 
     def settle(self, cost: float) -> None:
         """Say what it really cost: the rest is given back, or what is missing is charged.
@@ -35,10 +38,15 @@ class Reservation:
         More than was reserved is charged even when it does not fit: the key then
         waits until it is paid off.
         """
-        if self.settled:
-            raise ValueError(f"{self!r} was settled already")
-        self._settle(self.key, self.cost, self._since, cost)
-        self.settled = True
+        try:
+            settle = self._open.pop()
+        except IndexError:
+            raise ValueError(f"{self!r} was settled already") from None
+        try:
+            settle(self.key, self.cost, self._marks, cost)
+        except BaseException:
+            self._open.append(settle)
+            raise
         self.cost = cost
 
     def cancel(self) -> None:

@@ -1,17 +1,20 @@
 """How callers wait: in order, in threads and in tasks, until their time or their turn.
 
-A wait is a *plan*: a generator that yields how long to sleep next (None: until
-woken) and returns the seconds it took. It touches no timer. `ThreadSleeper.wait` drives a
-plan from a thread, `TaskSleeper.wait` from a task; both close it when they are interrupted or
-cancelled, and the plan then gives back what it held. Two kinds of plan are made here:
+A wait is a *plan*: a generator that yields the next `Nap` and returns the seconds it
+took. It touches no timer. `ThreadSleeper.wait` drives a plan from a thread,
+`TaskSleeper.wait` from a task; both close it when they are interrupted or cancelled,
+and the plan then gives back what it held. Two kinds of plan are made here:
 
 - `Schedule`, for limiters that can say at once *when* a caller may go. Each holds
   a place with its time; when somebody leaves, those behind him move up.
 - `Line`, for limiters whose answer depends on what happens until then. Only the
-  one at the head asks; when he goes, he wakes the next.
+  one at the head asks.
 
-Both are first come, first served. Their locks guard the lists alone: nobody sleeps
-inside one, and a call that need not wait never comes here.
+Both are first come, first served, and in both only the head has an alarm set: who
+goes or leaves wakes the one behind him. So a thousand who are cancelled together
+cost a thousand wake-ups, not a million. The locks guard the lists and the numbers
+that must change with them: nobody sleeps inside one, and a call that need not wait
+never comes here.
 """
 
 import asyncio
@@ -19,40 +22,46 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headgate.clock import Clock
 
-__all__ = [
-    "Line",
-    "Lines",
-    "Plan",
-    "Schedule",
-    "Sleeper",
-    "TaskSleeper",
-    "ThreadSleeper",
-]
+__all__ = ["Line", "Lines", "Nap", "Plan", "Schedule", "Sleeper", "TaskSleeper", "ThreadSleeper"]
 
 _DAY = 86400.0  # longer sleeps overflow the system's timers; a plan asks again anyway
+_GLANCE = 0.005  # seconds between two looks at a clock that cannot wake us
 
-Plan = Generator[float | None, None, float]
+
+class Nap(NamedTuple):
+    """Sleep this long, or until woken. `in_line`: it is others who move on, not the time."""
+
+    seconds: float
+    in_line: bool = False
+
+
+Plan = Generator[Nap, None, float]
 
 
 class Sleeper(Protocol):
-    """One who waits and can be woken from any thread, also before he has fallen asleep."""
+    """One who waits, and can be woken from any thread, also before he has fallen asleep."""
 
-    def wake(self) -> None: ...
+    def wake(self) -> bool:
+        """Wake him; False when there is nobody any more who could wake up."""
 
 
 class ThreadSleeper:
-    """Sleeps in the calling thread; on a clock of the caller's when there is one."""
+    """Sleeps in the calling thread; on a clock of the caller's when there is one.
+
+    Such a clock's `sleep` cannot be cut short: whoever is woken early sleeps it out.
+    """
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
         self._woken = threading.Event()
 
-    def wake(self) -> None:
+    def wake(self) -> bool:
         self._woken.set()
+        return True
 
     def wait(self, plan: Plan) -> float:
         try:
@@ -63,11 +72,15 @@ class ThreadSleeper:
         finally:
             plan.close()
 
-    def _sleep(self, seconds: float | None) -> None:
-        if seconds is None or self._clock is None:
-            self._woken.wait(None if seconds is None else min(seconds, _DAY))
+    def _sleep(self, nap: Nap) -> None:
+        if self._clock is None or nap == Nap(math.inf, in_line=True):
+            self._woken.wait(None if nap.seconds == math.inf else min(nap.seconds, _DAY))
+        elif nap.in_line:
+            end = self._clock.now() + nap.seconds
+            while not self._woken.wait(_GLANCE) and self._clock.now() < end:
+                pass
         elif not self._woken.is_set():
-            self._clock.sleep(seconds)
+            self._clock.sleep(_at_least_a_step(self._clock, nap.seconds))
         self._woken.clear()
 
 
@@ -80,8 +93,12 @@ class TaskSleeper:
         self._woken = self._loop.create_future()
         self._napping: asyncio.Task[Any] | None = None
 
-    def wake(self) -> None:
-        self._loop.call_soon_threadsafe(self._wake)
+    def wake(self) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:  # the loop was closed over the heads of its tasks
+            return False
+        return True
 
     def _wake(self) -> None:
         _finish(self._woken)
@@ -98,30 +115,29 @@ class TaskSleeper:
         finally:
             plan.close()
 
-    async def _sleep(self, seconds: float | None) -> None:
-        if seconds is not None and self._clock is not None:
-            await self._nap(self._clock, seconds)
-        elif seconds is not None:
-            alarm = self._loop.call_later(seconds, _finish, self._woken)
+    async def _sleep(self, nap: Nap) -> None:
+        if nap.seconds == math.inf:
+            await self._woken
+        elif self._clock is not None:
+            await self._nap(self._clock, nap.seconds)
+        else:
+            alarm = self._loop.call_later(nap.seconds, _finish, self._woken)
             try:
                 await self._woken
             finally:
                 alarm.cancel()
-        else:
-            await self._woken
         if self._woken.done():
             self._woken = self._loop.create_future()
 
     async def _nap(self, clock: Clock, seconds: float) -> None:
         """Sleep on a clock that cannot be woken: interrupt it, as asyncio.timeout does."""
         task = asyncio.current_task()
-        assert task is not None
-        if self._woken.done():
+        if self._woken.done() or task is None:
             return
         cancelled_before = task.cancelling()
         self._napping = task
         try:
-            await clock.sleep_async(seconds)
+            await clock.sleep_async(_at_least_a_step(clock, seconds))
         except asyncio.CancelledError:
             if not self._woken.done() or task.uncancel() > cancelled_before:
                 raise
@@ -134,97 +150,179 @@ def _finish(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class _Place:
-    __slots__ = ("held", "ready", "sleeper")
+def _at_least_a_step(clock: Clock, seconds: float) -> float:
+    """Far from its start a clock of doubles has coarse steps; less than one does not move it."""
+    return max(seconds, 2 * math.ulp(clock.now()))
 
-    def __init__(self, ready: float, held: Any, sleeper: Sleeper) -> None:
+
+Held = TypeVar("Held")
+
+
+class _Place(Generic[Held]):
+    """A place in a schedule, linked to its neighbours.
+
+    `ready` is in the schedule's own reckoning: less the `shift` of everyone up to
+    this place, it is the time when the place is the caller's.
+    """
+
+    __slots__ = ("after", "before", "held", "is_linked", "ready", "shift", "sleeper")
+
+    def __init__(self, ready: float, held: Held, sleeper: Sleeper) -> None:
         self.ready = ready
         self.held = held
         self.sleeper = sleeper
+        self.shift = 0.0
+        self.is_linked = True
+        self.before: _Place[Held] | None = None
+        self.after: _Place[Held] | None = None
 
 
-class Schedule:
+class Schedule(Generic[Held]):
     """Callers who each hold a place, and a time when it is theirs.
 
-    `reserve(cost, timeout)` takes a place and returns when it is ready, with what
-    it holds; or raises, and nothing has changed. `give_back(held)` undoes it and
-    returns by how many seconds everyone behind may move up. `tick` is the finest
-    step of `now`.
+    To move up all who are behind somebody, in one step whatever their number: the
+    seconds are noted at the first of them, and added up as the head passes on.
+    `_moved` is what has been passed already, `_noted` all that stands in the list.
     """
 
-    def __init__(
-        self,
-        now: Callable[[], float],
-        tick: float,
-        reserve: Callable[[float, float], tuple[float, Any]],
-        give_back: Callable[[Any], float],
-    ) -> None:
+    def __init__(self, now: Callable[[], float], tick: float) -> None:
         self._now = now
         self._tick = tick
-        self._reserve = reserve
-        self._give_back = give_back
-        self._places: deque[_Place] = deque()
+        self._head: _Place[Held] | None = None
+        self._last: _Place[Held] | None = None
+        self._count = 0
+        self._moved = 0.0
+        self._noted = 0.0
         self._fixed = -math.inf
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._count
 
-    def held(self) -> list[Any]:
-        """What those who wait hold, in order."""
-        with self._lock:
-            return [place.held for place in self._places]
-
-    def fix(self, cost: float) -> float:
+    def fix(self, reserve: Callable[[], tuple[float, Held]]) -> float:
         """Reserve a place for a caller who keeps the time himself; it never moves again."""
         with self._lock:
-            ready, _ = self._reserve(cost, math.inf)
+            ready, _ = reserve()
             self._fixed = ready
             return ready
 
-    def keep(self, cost: float, timeout: float, sleeper: Sleeper) -> Plan:
+    def keep(
+        self,
+        reserve: Callable[[], tuple[float, Held]],
+        give_back: Callable[[Held], float],
+        sleeper: Sleeper,
+    ) -> Plan:
+        """Wait for a place.
+
+        `reserve` takes it and returns when it is ready, with what it holds; or raises,
+        and nothing has changed. `give_back` undoes it, for a caller who leaves early,
+        and returns by how many seconds everyone behind may move up.
+        """
         start = self._now()
         with self._lock:
-            ready, held = self._reserve(cost, timeout)
+            ready, held = reserve()
             place = _Place(ready, held, sleeper)
-            self._places.append(place)
+            self._append(place)
         try:
-            while (delay := place.ready - self._now()) > self._tick:
-                yield delay
+            while place is not self._head:
+                yield Nap(math.inf, in_line=True)
+            while (delay := self._time_of_head() - self._now()) > self._tick:
+                yield Nap(delay)
         except BaseException:
-            self._leave(place)
+            self._leave(place, give_back)
             raise
         with self._lock:
-            self._places.remove(place)
+            self._unlink(place)
+            self._wake_head()
         return max(self._now() - start, 0.0)
 
-    def move_up(self, seconds: float) -> None:
-        """Everyone who waits may go this much earlier."""
+    def move_up(self, change: Callable[[list[Held]], float]) -> None:
+        """`change` is told what those who wait hold, and returns by how much they move up."""
         with self._lock:
-            self._move_up(0, seconds)
+            held = []
+            place = self._head
+            while place is not None:
+                held.append(place.held)
+                place = place.after
+            self._shift_from(self._head, change(held))
+            self._wake_head()
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, place: _Place[Held], give_back: Callable[[Held], float]) -> None:
         with self._lock:
-            index = self._places.index(place)
-            del self._places[index]
-            # A place reserved behind this one by `fix` cannot move up; to let the
-            # others pass it would break the order, so the time is simply lost.
-            if place.ready >= self._fixed:
-                self._move_up(index, self._give_back(place.held))
+            if not place.is_linked:
+                return
+            was_head, behind = place is self._head, place.after
+            may_move_up = not self._is_due(place) and not self._is_before_a_fixed_place(place)
+            self._unlink(place)
+            if may_move_up:
+                self._shift_from(behind, give_back(place.held))
+            if was_head:
+                self._wake_head()
 
-    def _move_up(self, index: int, seconds: float) -> None:
-        for place in list(self._places)[index:]:
-            place.ready -= seconds
-            place.sleeper.wake()
+    def _is_due(self, place: _Place[Held]) -> bool:
+        """His time has come: what he held has been filled up again since, and is not given back."""
+        now = self._now()
+        return self._time_of(self._head or place) <= now and self._time_of(place) <= now
+
+    def _is_before_a_fixed_place(self, place: _Place[Held]) -> bool:
+        """One that cannot move up; to let others pass it would break the order."""
+        return self._fixed > -math.inf and self._time_of(place) < self._fixed
+
+    def _append(self, place: _Place[Held]) -> None:
+        place.ready += self._moved + self._noted
+        place.before = self._last
+        if self._last is None:
+            self._head = place
+        else:
+            self._last.after = place
+        self._last = place
+        self._count += 1
+
+    def _unlink(self, place: _Place[Held]) -> None:
+        """Take a place out; what is noted there passes to the one behind, or is done with."""
+        place.is_linked = False
+        self._count -= 1
+        if place.after is not None:
+            place.after.before = place.before
+        else:
+            self._last = place.before
+        if place.before is None:
+            self._head = place.after
+            self._moved += place.shift
+            self._noted -= place.shift
+        else:
+            place.before.after = place.after
+            if place.after is not None:
+                place.after.shift += place.shift
+            else:
+                self._noted -= place.shift
+        if self._head is None:
+            self._moved = self._noted = 0.0
+
+    def _wake_head(self) -> None:
+        while self._head is not None and not self._head.sleeper.wake():
+            self._unlink(self._head)
+
+    def _shift_from(self, place: _Place[Held] | None, seconds: float) -> None:
+        if place is not None:
+            place.shift += seconds
+            self._noted += seconds
+
+    def _time_of_head(self) -> float:
+        with self._lock:
+            return self._time_of(self._head) if self._head is not None else -math.inf
+
+    def _time_of(self, place: _Place[Held]) -> float:
+        moved = self._moved
+        one: _Place[Held] | None = place
+        while one is not None:
+            moved += one.shift
+            one = one.before
+        return place.ready - moved
 
 
 class Line:
-    """Callers in a line of which only the head asks.
-
-    `attempt()` takes what is wanted and returns 0.0, or returns the seconds after
-    which it is worth asking again. `refuse()` makes the exception for those whose
-    time-out comes first.
-    """
+    """Callers in a line of which only the head asks."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -241,36 +339,46 @@ class Line:
         timeout: float,
         sleeper: Sleeper,
     ) -> Plan:
+        """Wait until `attempt` succeeds.
+
+        It takes what is wanted and returns 0.0, or returns the seconds after which it
+        is worth asking again. `refuse` makes the exception for one whose time-out
+        comes first.
+        """
         start = self._now()
         deadline = start + timeout
         with self._lock:
             self._sleepers.append(sleeper)
         try:
             while True:
-                delay = attempt() if self._sleepers[0] is sleeper else None
+                is_head = self._sleepers[0] is sleeper
+                delay = attempt() if is_head else math.inf
                 if delay == 0.0:
                     return max(self._now() - start, 0.0)
                 left = deadline - self._now()
-                if left <= 0.0 or (delay is not None and delay > left):
+                if left <= 0.0 or (is_head and delay > left):
                     raise refuse()
-                yield delay if left == math.inf else left if delay is None else delay
+                yield Nap(min(delay, left), in_line=not is_head)
         finally:
             self._leave(sleeper)
 
     def wake_head(self) -> None:
         """What the head waits for may have come early: let him ask again."""
         with self._lock:
-            head = self._sleepers[0] if self._sleepers else None
-        if head is not None:
-            head.wake()
+            self._wake_head()
 
     def _leave(self, sleeper: Sleeper) -> None:
         with self._lock:
+            if sleeper not in self._sleepers:
+                return
             was_head = self._sleepers[0] is sleeper
             self._sleepers.remove(sleeper)
-            head = self._sleepers[0] if was_head and self._sleepers else None
-        if head is not None:
-            head.wake()
+            if was_head:
+                self._wake_head()
+
+    def _wake_head(self) -> None:
+        while self._sleepers and not self._sleepers[0].wake():
+            self._sleepers.popleft()
 
 
 class Lines:
@@ -285,6 +393,9 @@ class Lines:
     def __len__(self) -> int:
         return self._callers.total()
 
+    def __contains__(self, key: Any) -> bool:
+        return key in self._lines
+
     def queue(
         self,
         key: Any,
@@ -293,6 +404,7 @@ class Lines:
         timeout: float,
         sleeper: Sleeper,
     ) -> Plan:
+        """As `Line.queue`, in the line of `key`."""
         with self._lock:
             line = self._lines.setdefault(key, Line(self._now))
             self._callers[key] += 1
@@ -305,6 +417,7 @@ class Lines:
                     del self._lines[key], self._callers[key]
 
     def wake_head(self, key: Any) -> None:
+        """As `Line.wake_head`."""
         with self._lock:
             line = self._lines.get(key)
         if line is not None:

@@ -142,7 +142,8 @@ def test_without_rich_a_terminal_is_told_what_to_install(
 def test_without_a_terminal_rich_is_not_needed(option: str, start: bytes) -> None:
     script = (
         "import runpy, sys; sys.modules['rich'] = None; "
-        f"sys.argv = ['headgate', 'demo', '{option}']; runpy.run_module('headgate', run_name='__main__')"
+        f"sys.argv = ['headgate', 'demo', '{option}']; "
+        "runpy.run_module('headgate', run_name='__main__')"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert run.stdout.startswith(start)

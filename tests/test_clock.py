@@ -79,3 +79,19 @@ def test_the_system_clock_tells_monotonic_and_wall_time() -> None:
 def test_both_are_clocks() -> None:
     assert isinstance(SystemClock(), Clock)
     assert isinstance(ManualClock(), Clock)
+
+
+def test_a_loop_closed_over_its_sleepers_does_not_hold_up_the_next(clock: ManualClock) -> None:
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(clock.sleep_async(5))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    asyncio.run(clock.sleep_async(10))
+    assert clock.now() == 10.0
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_nobody_sleeps_for_ever(clock: ManualClock) -> None:
+    with pytest.raises(ValueError, match="finite seconds"):
+        asyncio.run(clock.sleep_async(float("inf")))
+    assert clock.now() == 0.0

@@ -181,3 +181,12 @@ def test_wrong_types_are_refused() -> None:
         Snowflake().next_many(1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 1"):
         Snowflake().next_many(0)
+
+
+def test_what_is_no_clock_and_no_epoch_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"method now\(\), got 5"):
+        Snowflake(clock=5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="below 1e12"):
+        Snowflake(epoch=1e300)
+    with pytest.raises(ValueError, match="at most 1000000000"):
+        Snowflake().next_many(10**30)

@@ -4,7 +4,8 @@
 import os
 from typing import NamedTuple
 
-from libc.math cimport floor, isfinite
+from cpython.exc cimport PyErr_CheckSignals
+from libc.math cimport fabs, floor
 from libc.stdint cimport int64_t, uint64_t
 
 from headgate._time cimport realtime_ms, wait_until_realtime_ms
@@ -51,6 +52,8 @@ cdef class Snowflake:
         self._last_ms = -1
         self._sequence = 0
         self._place = (<uint64_t>datacenter << 5 | <uint64_t>worker) << 12
+        if clock is not None and not callable(getattr(clock, "now", None)):
+            raise TypeError(f"clock must have a method now(), got {clock!r}")
         self._clock = None if type(clock) is SystemClock else clock
         if self._clock is not None:
             self._wall = getattr(clock, "wall", clock.now)
@@ -151,6 +154,7 @@ cdef class Snowflake:
         if self._clock is None:
             with nogil:
                 wait_until_realtime_ms(ms + self._epoch_ms)
+            PyErr_CheckSignals()
         else:
             self._clock.sleep(max(0.0, (ms + self._epoch_ms) / 1000.0 - self._wall()))
         return 0
@@ -184,13 +188,13 @@ def _check_number(name, value):
 
 def _number_from_env(name):
     text = os.environ.get(name) or "0"
-    if not (text.isdecimal() and int(text) < WORKERS):
+    if not (text.isdecimal() and len(text) <= 2 and int(text) < WORKERS):
         raise ConfigError(f"{name} must be a number from 0 to 31, got {text!r}")
     return int(text)
 
 
 cdef int64_t _epoch_ms(epoch) except? -1:
     cdef double seconds = epoch
-    if not isfinite(seconds):
-        raise ValueError(f"epoch must be a finite Unix time in seconds, got {epoch!r}")
+    if not fabs(seconds) < 1e12:
+        raise ValueError(f"epoch must be a Unix time in seconds, below 1e12, got {epoch!r}")
     return <int64_t>floor(seconds * 1000.0 + 0.5)

@@ -94,6 +94,9 @@ class ManualClock:
         heapq.heappush(self._sleepers, (wake_at, next(self._order), woken))
         if self._mover is not loop:
             self._mover = loop
+            # Those of an earlier loop that was closed over them will never wake.
+            self._sleepers = [one for one in self._sleepers if not one[2].get_loop().is_closed()]
+            heapq.heapify(self._sleepers)
             loop.call_soon(self._move, loop, None, 0)
         await woken
 

@@ -824,3 +824,43 @@ def test_a_key_made_plain_at_the_door_is_one_key_whatever_else_runs(clock: Manua
         gc.set_threshold(*threshold)
     assert passed[0] == 1
     assert len(keyed) == 1
+
+
+def test_a_limit_of_less_than_one_still_lets_one_through(clock: ManualClock) -> None:
+    keyed = Keyed("0.5/second", clock=clock)
+    passed = []
+    for _ in range(5):
+        passed.append(keyed.allow("a"))
+        clock.advance(1)
+    assert passed == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_limit_that_an_override_lacks_is_not_forgiven_when_it_goes(
+    algorithm: str, clock: ManualClock
+) -> None:
+    keyed = Keyed("10/second; 20/day", algorithm=algorithm, clock=clock)
+    for _ in range(2):
+        assert keyed.allow("a", 10)
+        clock.advance(2)
+    keyed.override("a", "1000/second")
+    assert keyed.allow("a", 500)
+    clock.advance(2)
+    keyed.override("a", "900/second")
+    clock.advance(2)
+    keyed.override("a", None)
+    denied = keyed.check("a", 1)
+    assert (denied.allowed, denied.limit) == (False, Limit(20, 86400))
+
+
+def test_an_override_does_not_free_a_key_that_was_forgotten_before_the_clock_went_back(
+    clock: ManualClock,
+) -> None:
+    keyed = Keyed("10/second", clock=clock)
+    keyed.allow("a", 10)
+    clock.advance(10)
+    for number in range(1000):
+        keyed.allow(number)
+    clock.advance(-10)
+    keyed.override("a", "10/second")
+    assert not keyed.allow("a")

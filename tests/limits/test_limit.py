@@ -19,6 +19,8 @@ from headgate.limits.limit import as_limits
         ("5/250ms", Limit(5, 0.25)),
         ("7 per week", Limit(7, 604800)),
         ("2/1.5h", Limit(2, 5400)),
+        ("5 per 2 mins", Limit(5, 120)),
+        ("5/10secs", Limit(5, 10)),
     ],
 )
 def test_a_limit_is_read_from_a_string(text: str, limit: Limit) -> None:
@@ -46,6 +48,7 @@ def test_several_are_separated_by_semicolons() -> None:
         ("1/0 seconds", "expected a finite number above 0, found '0' at column 3"),
         ("nan/second", "expected a finite number above 0, found 'nan' at column 1"),
         ("1.2.3/second", "expected a number, found '1.2.3' at column 1"),
+        ("1/1e308 weeks", "expected a time that is finite at column 9 of"),
         (";", "expected a number, found ';' at column 1"),
     ],
 )
@@ -56,7 +59,17 @@ def test_a_wrong_string_names_the_place(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["10/second", "100/5 minutes", "1000/hour burst 50", "0.5/day", "3/1.5 seconds", "1/ms"]
+    "text",
+    [
+        "0.1/second",
+        "0.3333333333333333/second",
+        "10/second",
+        "100/5 minutes",
+        "1000/hour burst 50",
+        "0.5/day",
+        "3/1.5 seconds",
+        "1/ms",
+    ],
 )
 def test_a_limit_written_out_reads_back_the_same(text: str) -> None:
     (limit,) = parse_limits(text)
@@ -84,6 +97,8 @@ def test_a_limit_of_nothing_is_refused(amount: float, per: float, burst: float |
 def test_what_is_no_limit_is_refused() -> None:
     with pytest.raises(TypeError, match="got 10"):
         as_limits(10)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="got b'1/s'"):
+        as_limits(b"1/s")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="written as a string"):
         parse_limits(10)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one"):

@@ -91,6 +91,20 @@ def test_a_clock_that_steps_back_mints_nothing(window: Window, clock: ManualCloc
     assert limiter.try_acquire(4)
 
 
+def test_a_look_at_a_later_time_frees_nothing_when_the_clock_goes_back(
+    clock: ManualClock,
+) -> None:
+    limiter = SlidingWindow(10, 4, clock=clock)
+    assert limiter.try_acquire(2)
+    clock.advance(0.25)
+    assert limiter.try_acquire(2)
+    clock.advance(3.75)
+    assert not limiter.try_acquire(9)  # two have expired by now
+    clock.advance(-4)
+    assert not limiter.try_acquire(7)  # and are back
+    assert limiter.try_acquire(6)
+
+
 @pytest.mark.parametrize("window", EVERY)
 def test_check_tells_all_and_charges_only_when_it_allows(
     window: Window, clock: ManualClock

@@ -5,7 +5,7 @@ A *rule* is what was configured; a *cell* is what one key has used: one to three
 doubles. A cell of zero use is the same as no cell, so the owner may forget it.
 Each algorithm is the same few functions, and `cell_*` picks by the rule:
 
-    wait(rule, cell, now, cost)    seconds until `cost` could be taken; 0: now
+    wait(rule, cell, now, cost)    seconds until `cost` could be taken; 0: now. Changes nothing
     charge(rule, cell, now, cost)  take it, whether or not it fits
     refund(rule, cell, now, cost, since)
                                    give back what was taken at the mark `since`: the time,
@@ -119,42 +119,47 @@ cdef inline void window_turn(Rule* rule, double* cell, double now) noexcept nogi
     cell[0] = end
 
 
+cdef inline void window_at(Rule* rule, double* cell, double now, double* view) noexcept nogil:
+    """The cell as it is at `now`: a copy, so that a look changes nothing."""
+    view[0] = cell[0]
+    view[1] = cell[1]
+    view[2] = cell[2] if rule.algorithm == SLIDING_COUNTER else 0.0
+    window_turn(rule, view, now)
+
+
 cdef inline double fixed_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
-    window_turn(rule, cell, now)
-    if cell[1] + cost <= rule.limit + rule.slack:
+    cdef double[WORDS] view
+    window_at(rule, cell, now, view)
+    if view[1] + cost <= rule.limit + rule.slack:
         return 0.0
-    return larger(window_end(rule, cell, now), rule.tick)
+    return larger(window_end(rule, view, now), rule.tick)
 
 
-cdef inline double counter_before(Rule* rule, double* cell, double now) noexcept nogil:
+cdef inline double counter_before(Rule* rule, double* view, double now) noexcept nogil:
     """What still counts of the window before: all of it as a window starts, nothing as it ends."""
-    if cell[2] == 0.0:
+    if view[2] == 0.0:
         return 0.0
-    return cell[2] * smaller(larger(window_end(rule, cell, now) / rule.span, 0.0), 1.0)
+    return view[2] * smaller(larger(window_end(rule, view, now) / rule.span, 0.0), 1.0)
 
 
 cdef inline double counter_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
+    cdef double[WORDS] view
     cdef double room, overlap
-    window_turn(rule, cell, now)
-    room = rule.limit - cost - cell[1]
-    if counter_before(rule, cell, now) <= room + rule.slack:
+    window_at(rule, cell, now, view)
+    room = rule.limit - cost - view[1]
+    if counter_before(rule, view, now) <= room + rule.slack:
         return 0.0
     if room >= 0.0:
-        # cell[2] > 0 here, and shrinks to `room` within this window.
-        overlap = room / cell[2]
-        return larger(window_end(rule, cell, now) - overlap * rule.span, rule.tick)
+        # view[2] > 0 here, and shrinks to `room` within this window.
+        overlap = room / view[2]
+        return larger(window_end(rule, view, now) - overlap * rule.span, rule.tick)
     # In the next window this one's use is the one that shrinks.
-    overlap = (rule.limit - cost) / cell[1]
-    return larger(window_end(rule, cell, now) + (1.0 - overlap) * rule.span, rule.tick)
+    overlap = (rule.limit - cost) / view[1]
+    return larger(window_end(rule, view, now) + (1.0 - overlap) * rule.span, rule.tick)
 
 
 cdef inline void window_charge(Rule* rule, double* cell, double now, double cost) noexcept nogil:
     window_turn(rule, cell, now)
-    window_add(cell, cost)
-
-
-cdef inline void window_add(double* cell, double cost) noexcept nogil:
-    """Charge a cell that has just been turned, as `wait` does."""
     cell[1] += cost
 
 
@@ -173,21 +178,19 @@ cdef inline void window_refund(
 
 
 cdef inline double window_used(Rule* rule, double* cell, double now) noexcept nogil:
-    window_turn(rule, cell, now)
-    if rule.algorithm == SLIDING_COUNTER:
-        return cell[1] + counter_before(rule, cell, now)
-    return cell[1]
+    cdef double[WORDS] view
+    window_at(rule, cell, now, view)
+    return view[1] + counter_before(rule, view, now)
 
 
 cdef inline double window_idle_after(Rule* rule, double* cell, double now) noexcept nogil:
+    cdef double[WORDS] view
     cdef double end
-    window_turn(rule, cell, now)
-    end = window_end(rule, cell, now)
-    if cell[1] > 0.0:
+    window_at(rule, cell, now, view)
+    end = window_end(rule, view, now)
+    if view[1] > 0.0:
         return end + rule.span if rule.algorithm == SLIDING_COUNTER else end
-    if rule.algorithm == SLIDING_COUNTER and cell[2] > 0.0:
-        return end
-    return 0.0
+    return end if view[2] > 0.0 else 0.0
 
 
 # --- exact log
@@ -200,10 +203,10 @@ cdef struct LogEntry:
 cdef struct Log:
     LogEntry* ring
     int64_t size     # of the ring; it doubles as needed, up to the limit
-    int64_t first    # the oldest entry that still counts
+    int64_t first    # the oldest entry
     int64_t count
     double total
-    double expired   # the total that no longer counts
+    double expired   # the total before the oldest entry
 
 
 cdef inline Log* log_of(double* cell) noexcept nogil:
@@ -215,36 +218,49 @@ cdef inline LogEntry* log_entry(Log* log, int64_t index) noexcept nogil:
     return &log.ring[index if index < log.size else index - log.size]
 
 
-cdef inline void log_drop_oldest(Log* log) noexcept nogil:
-    log.first = log.first + 1 if log.first + 1 < log.size else 0
-    log.count -= 1
-    if log.count == 0:  # start anew, while doubles still count one by one
-        log.total = log.expired = 0.0
+cdef inline double log_time(Log* log, double now) noexcept nogil:
+    """Entries stay in order of time: a clock that went back stays at the newest."""
+    return larger(now, log_entry(log, log.count - 1).at) if log.count else now
 
 
-cdef inline double log_time(Rule* rule, Log* log, double now) noexcept nogil:
-    """Drop what is older than the window, each entry once. Entries stay in order of time."""
-    cdef LogEntry* oldest
-    if log.count:
-        now = larger(now, log_entry(log, log.count - 1).at)
-    while log.count:
-        oldest = log_entry(log, 0)
-        if oldest.at + rule.span > now + rule.tick:
-            break
-        log.expired = oldest.total
-        log_drop_oldest(log)
-    return now
+cdef inline int64_t log_expired(Rule* rule, Log* log, double now) noexcept nogil:
+    """How many entries are older than the window. By halves, for an idle time may expire many."""
+    cdef int64_t low = 0, high = log.count, middle
+    now = log_time(log, now) + rule.tick - rule.span
+    if high == 0 or log_entry(log, 0).at > now:
+        return 0
+    while low < high:
+        middle = (low + high) // 2
+        if log_entry(log, middle).at <= now:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef inline double log_total_before(Log* log, int64_t index) noexcept nogil:
+    return log_entry(log, index - 1).total if index else log.expired
+
+
+cdef inline void log_drop(Log* log, int64_t count) noexcept nogil:
+    """Forget the oldest entries."""
+    if count:
+        log.expired = log_total_before(log, count)
+        log.first = (log.first + count) % log.size
+        log.count -= count
+        if log.count == 0:  # start anew, while doubles still count one by one
+            log.total = log.expired = 0.0
 
 
 cdef inline double log_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
     cdef Log* log = log_of(cell)
     cdef double must_expire
-    cdef int64_t low = 0, high, middle
+    cdef int64_t low, high, middle
     if log == NULL:
         return 0.0
-    log_time(rule, log, now)
+    low = log_expired(rule, log, now)
     must_expire = log.total + cost - rule.limit
-    if must_expire <= log.expired:
+    if must_expire <= log_total_before(log, low):
         return 0.0
     high = log.count - 1
     while low < high:
@@ -288,7 +304,8 @@ cdef inline void log_charge(Rule* rule, double* cell, double now, double cost) n
     """`log_prepare` has been called."""
     cdef Log* log = log_of(cell)
     cdef LogEntry* newest
-    now = log_time(rule, log, now)
+    now = log_time(log, now)
+    log_drop(log, log_expired(rule, log, now))
     log.total += cost
     # Whole costs that fit never fill the ring; a debt (`settle`) counts as of the newest entry.
     if log.count and (log_entry(log, log.count - 1).at == now or log.count == log.size):
@@ -307,19 +324,18 @@ cdef inline void log_refund(
     cdef Log* log = log_of(cell)
     if log == NULL or since + rule.span <= now + rule.tick:
         return
-    log_time(rule, log, now)
+    log_drop(log, log_expired(rule, log, now))
     if log.count:
         log.expired = smaller(log.expired + cost, log.total)
     while log.count and log_entry(log, 0).total <= log.expired:
-        log_drop_oldest(log)
+        cost = log.expired
+        log_drop(log, 1)
+        log.expired = larger(log.expired, cost) if log.count else 0.0
 
 
 cdef inline double log_used(Rule* rule, double* cell, double now) noexcept nogil:
     cdef Log* log = log_of(cell)
-    if log == NULL:
-        return 0.0
-    log_time(rule, log, now)
-    return log.total - log.expired
+    return log.total - log_total_before(log, log_expired(rule, log, now)) if log != NULL else 0.0
 
 
 cdef inline double log_idle_after(Rule* rule, double* cell, double now) noexcept nogil:

@@ -22,6 +22,7 @@ from cpython.object cimport PyObject_Hash
 from cpython.tuple cimport PyTuple_CheckExact
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.math cimport INFINITY, floor
+from libc.string cimport memcpy
 
 from headgate.limits._cell_table cimport (
     CellTable, MOST_RULES, Rules, state_clear, state_free, state_is_idle,
@@ -80,9 +81,14 @@ cdef class _Override:
     cdef tuple limits
     cdef Rules rules
     cdef double[MOST_RULES * WORDS] state
+    # What it had used of the default limits: an override need not have all of them, and
+    # when it goes, nothing is forgiven.
+    cdef Rules default_rules
+    cdef double[MOST_RULES * WORDS] default_state
 
     def __dealloc__(self):
         state_free(&self.rules, self.state)
+        state_free(&self.default_rules, self.default_state)
 
 
 cdef class Keyed:
@@ -107,6 +113,7 @@ cdef class Keyed:
     cdef double _next_sweep
     cdef double[MOST_RULES * WORDS] _blank
     cdef object _lines
+    cdef object __weakref__
 
     def __cinit__(self, *_, **__):
         self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
@@ -115,7 +122,7 @@ cdef class Keyed:
 
     def __init__(self, limit, *, algorithm="token_bucket", max_keys=1_000_000, clock=None):
         cdef Rules rules
-        if algorithm not in _ALGORITHMS:
+        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
             raise ValueError(f"algorithm must be one of {', '.join(_ALGORITHMS)}, got {algorithm!r}")
         self._max_keys = whole("max_keys", max_keys, 1)
         self._timing = Timing(clock)
@@ -222,19 +229,27 @@ cdef class Keyed:
         old = self._overrides.get(key)
         if limit is None:
             if old is not None:
-                find(self, key, now, &spot)
                 del self._overrides[key]
-                self._adopt(key, now, &spot)
+                self._adopt(key, now, old)
         else:
             new = _Override()
             new.limits = as_limits(limit)
             self._compile(new.limits, &new.rules)
             state_clear(&new.rules, new.state)
+            new.default_rules = self._table.rules
+            state_clear(&new.default_rules, new.default_state)
             if old is not None and old.limits == new.limits:
                 return
             find(self, key, now, &spot)
-            if spot.where != BLANK and spot.where != UNKNOWN:
-                _carry(&spot, &new.rules, new.state, now)
+            if spot.where == UNKNOWN:
+                _use_up(&new.rules, new.state, now)
+            elif spot.where != BLANK:
+                _carry(spot.rules, spot.state, &new.rules, new.state, now)
+            if old is not None:
+                memcpy(new.default_state, old.default_state, sizeof(new.default_state))
+                state_clear(&old.default_rules, old.default_state)  # handed on
+            elif spot.where == OWN or spot.where == SHARED:
+                _carry(spot.rules, spot.state, &new.default_rules, new.default_state, now)
             self._overrides[key] = new
             self._table.remove(key, spot.key_hash)
         self._is_plain = not self._overrides and self._is_one_bucket
@@ -387,17 +402,16 @@ cdef class Keyed:
         spot.where = SHARED
         return 0
 
-    cdef int _adopt(self, object key, double now, Spot* old) except -1:
-        """Bring what a key used of its override to the default limits."""
+    cdef int _adopt(self, object key, double now, _Override old) except -1:
+        """Bring what a key used, before and during its override, to the default limits."""
         cdef Spot spot
-        if state_is_idle(old.rules, old.state, now):
+        _carry(&old.rules, old.state, &old.default_rules, old.default_state, now)
+        if state_is_idle(&old.default_rules, old.default_state, now):
             return 0
         find(self, key, now, &spot)
         if spot.where != SHARED:
             self._adopt_blank(key, now, &spot)
-            state_free(spot.rules, spot.state)
-            state_clear(spot.rules, spot.state)
-        _carry(old, spot.rules, spot.state, now)
+        _carry(&old.default_rules, old.default_state, spot.rules, spot.state, now)
         return 0
 
     cdef int _give_back(self, object key, double cost, list marks) except -1:
@@ -506,32 +520,46 @@ cdef inline int find(Keyed self, object key, double now, Spot* spot) except -1:
     return 0
 
 
-cdef void _carry(Spot* old, Rules* rules, double* state, double now) noexcept:
-    """Charge what was used under the old rules to the new ones.
+cdef void _carry(Rules* old, double* old_state, Rules* rules, double* state, double now) noexcept:
+    """Bring what was used under the old rules to the new ones, which may have some use already.
 
-    A limit over the same time takes over its cell as it is, or a bucket's use. One that is
-    new takes the largest use there was, up to its own limit: better too strict for a
-    while than to forgive. Where there is no memory for a log, that limit starts afresh.
+    A limit over the same time takes over its cell as it is, or a bucket's use. One over
+    another time takes the largest use there was, up to its own limit: better too strict
+    for a while than to forgive. Where there is no memory for a log, it starts afresh.
     """
     cdef int i, j
     cdef double* cell
-    cdef double used, largest
-    cdef bint is_taken_over
+    cdef double used, wanted, has
+    cdef bint is_same, is_settled
     for i in range(rules.count):
-        cell = old.state
-        largest = 0.0
-        is_taken_over = False
-        for j in range(old.rules.count):
-            used = cell_used(&old.rules.rule[j], cell, now)
-            if old.rules.rule[j].per == rules.rule[i].per and not is_taken_over:
-                is_taken_over = True
-                if not cell_copy(&old.rules.rule[j], cell, &rules.rule[i], state) and used > 0.0:
-                    cell_charge(&rules.rule[i], state, now, used)
-            largest = larger(largest, used)
-            cell += words_of(old.rules.rule[j].algorithm)
-        largest = smaller(largest, rules.rule[i].limit)
-        if not is_taken_over and largest > 0.0 and cell_prepare(&rules.rule[i], state) == 0:
-            cell_charge(&rules.rule[i], state, now, largest)
+        has = cell_used(&rules.rule[i], state, now)
+        cell = old_state
+        wanted = 0.0
+        is_settled = False
+        for j in range(old.count):
+            used = cell_used(&old.rule[j], cell, now)
+            is_same = old.rule[j].per == rules.rule[i].per
+            if is_same and not is_settled:
+                wanted = used
+                is_settled = True
+                if has == 0.0 and cell_copy(&old.rule[j], cell, &rules.rule[i], state):
+                    has = used
+            elif not is_settled:
+                wanted = larger(wanted, used)
+            cell += words_of(old.rule[j].algorithm)
+        if not is_settled:
+            wanted = smaller(wanted, rules.rule[i].limit)
+        if wanted > has and cell_prepare(&rules.rule[i], state) == 0:
+            cell_charge(&rules.rule[i], state, now, wanted - has)
+        state += words_of(rules.rule[i].algorithm)
+
+
+cdef void _use_up(Rules* rules, double* state, double now) noexcept:
+    """For a key of which nobody knows what it has used."""
+    cdef int i
+    for i in range(rules.count):
+        if cell_prepare(&rules.rule[i], state) == 0:
+            cell_charge(&rules.rule[i], state, now, rules.rule[i].limit)
         state += words_of(rules.rule[i].algorithm)
 
 

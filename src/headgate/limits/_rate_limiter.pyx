@@ -65,6 +65,7 @@ cdef class RateLimiter:
     cdef double _rate, _stable, _stored, _most, _threshold, _slope
     cdef double _next_free
     cdef object _waiting
+    cdef object __weakref__
 
     def __cinit__(self, *_, **__):
         self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly

@@ -24,7 +24,7 @@ cdef Rule make_rule(int algorithm, object limit, Timing timing) except *:
     if not 1e-100 < rule.rate < MOST:
         raise ValueError(f"{limit} is {rule.rate:g} per second; expected above 1e-100 and below 2^53")
     if algorithm == TOKEN_BUCKET:
-        rule.limit = amount if limit.burst is None else limit.burst
+        rule.limit = larger(amount, 1.0) if limit.burst is None else limit.burst
         rule.span = rule.limit / rule.rate
         rule.phase = 0.0
     else:

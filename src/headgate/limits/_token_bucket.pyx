@@ -35,6 +35,7 @@ cdef class TokenBucket:
     cdef double _cell
     cdef object _limit
     cdef object _waiting
+    cdef object __weakref__
 
     def __cinit__(self, *_, **__):
         self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly

@@ -16,11 +16,14 @@ Who waits stands in a line of which only the head asks; while it is not empty, c
 that do not wait are refused, so nobody is overtaken.
 """
 
+from collections import deque
+
+from cpython.object cimport Py_SIZE
 from libc.math cimport floor
 
 from headgate.limits._cells cimport (
     FIXED_WINDOW, Rule, SLIDING_COUNTER, SLIDING_WINDOW, WORDS, cell_clear, cell_free,
-    cell_idle_after, cell_used, cell_wait, log_charge, log_prepare, log_wait, window_add,
+    cell_idle_after, cell_used, cell_wait, log_charge, log_prepare, log_wait, window_charge,
 )
 from headgate.limits._decision cimport Decision, decide
 from headgate.limits._numbers cimport larger
@@ -41,10 +44,12 @@ cdef class _Window:
     cdef double[WORDS] _cell
     cdef object _limit
     cdef object _line
-    cdef int _waiting
+    cdef object _sleepers    # of the line: those who wait
+    cdef object __weakref__
 
     def __cinit__(self, *_, **__):
         self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
+        self._sleepers = deque()
 
     cdef _set_up(self, int algorithm, limit, window, clock):
         self._timing = Timing(clock)
@@ -52,6 +57,7 @@ cdef class _Window:
         self._rule = make_rule(algorithm, self._limit, self._timing)
         self._forget()
         self._line = Line(self._timing)
+        self._sleepers = self._line.sleepers
 
     def __dealloc__(self):
         cell_free(self._rule.algorithm, self._cell)
@@ -61,7 +67,7 @@ cdef class _Window:
         cdef double now, wait
         check_amount(self, n, n >= 0.0)
         now = self._timing.now()
-        if self._waiting and n > 0.0:
+        if Py_SIZE(self._sleepers) and n > 0.0:
             wait = self._overtaking(now)
         else:
             wait = take(self, now, n)
@@ -100,7 +106,7 @@ cdef class _Window:
     @property
     def waiting(self):
         """How many wait in `acquire`."""
-        return self._waiting
+        return len(self._sleepers)
 
     @property
     def limit(self):
@@ -141,11 +147,7 @@ cdef class _Window:
             wait = cell_wait(&self._rule, self._cell, now, n)
             return RateLimited(self._decision(now, wait if wait > 0.0 else self._overtaking(now)))
 
-        self._waiting += 1
-        try:
-            return (yield from self._line.queue(attempt, refuse, timeout, sleeper))
-        finally:
-            self._waiting -= 1
+        return self._line.queue(attempt, refuse, timeout, sleeper)
 
     cdef double _overtaking(self, double now) noexcept:
         """About how long one waits who may not overtake those in line: till all that is used now is free."""
@@ -171,7 +173,7 @@ cdef inline int check_amount(_Window self, double n, bint is_positive) except -1
 # method of a compiled class 10 ns slower than one of its own.
 cdef inline bint passes_now(_Window self, double n) except -1:
     check_amount(self, n, n > 0.0)
-    return self._waiting == 0 and take(self, self._timing.now(), n) == 0.0
+    return Py_SIZE(self._sleepers) == 0 and take(self, self._timing.now(), n) == 0.0
 
 
 cdef inline double take(_Window self, double now, double n) except -1.0:
@@ -185,8 +187,8 @@ cdef inline double take(_Window self, double now, double n) except -1.0:
             log_charge(&self._rule, self._cell, now, n)
     else:
         wait = cell_wait(&self._rule, self._cell, now, n)
-        if wait == 0.0:
-            window_add(self._cell, n)
+        if wait == 0.0 and n > 0.0:
+            window_charge(&self._rule, self._cell, now, n)
     return wait
 
 

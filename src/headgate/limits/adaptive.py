@@ -138,9 +138,10 @@ class AdaptiveConcurrency:
             raise ValueError(f"initial must be from {minimum} to {maximum}, got {initial!r}")
         self._places = ConcurrencyLimit(initial, queue=queue)
         self._gradient = Gradient(initial, minimum, maximum)
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock() if clock is None else clock
+        self._clock.now()
         self._starts: dict[object, list[float]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def limit(self) -> int:

@@ -15,7 +15,7 @@ def positive(name: str, value: float) -> float:
 
 def real(name: str, value: float) -> float:
     """Return `value` as a float; it must be a number, and no string that looks like one."""
-    if isinstance(value, str | bytes):
+    if isinstance(value, str | bytes | bytearray):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
         return float(value)

@@ -40,7 +40,7 @@ class ConcurrencyLimit:
         self._queue = whole("queue", queue, 0)
         self._in_use = 0
         self._waiters: deque[_Waiter] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def try_acquire(self) -> bool:
         """Take a place if one is free and nobody waits for it."""
@@ -143,13 +143,15 @@ class ConcurrencyLimit:
     def _wait(self, timeout: float, sleeper: Sleeper) -> Plan:
         start = time.monotonic()
         waiter = _Waiter(sleeper)
-        with self._lock:
-            if self._take():
-                return 0.0
-            if timeout == 0.0 or len(self._waiters) >= self._queue:
-                raise RateLimited(Decision(False))
-            self._waiters.append(waiter)
         try:
+            with self._lock:
+                if self._take():
+                    return 0.0
+                is_full = timeout == 0.0 or len(self._waiters) >= self._queue
+                if not is_full:
+                    self._waiters.append(waiter)
+            if is_full:
+                raise RateLimited(Decision(False))
             while not waiter.has_place:
                 left = start + timeout - time.monotonic()
                 if left <= 0.0:

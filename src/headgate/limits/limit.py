@@ -45,8 +45,8 @@ _WORD = re.compile(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?|[^\W\d]+|.)", re.DOTALL)
 class Limit:
     """`amount` units per `per` seconds.
 
-    `burst` is how much a token bucket holds; left out, it holds `amount`. The
-    window algorithms have no burst: what fits their window is `amount`.
+    `burst` is how much a token bucket holds; left out, it holds `amount`, and at least
+    1. The window algorithms have no burst: what fits their window is `amount`.
     """
 
     amount: float
@@ -89,7 +89,7 @@ def as_limits(limit: LimitLike) -> tuple[Limit, ...]:
         return (limit,)
     if isinstance(limit, str):
         return parse_limits(limit)
-    if not isinstance(limit, Iterable):
+    if not isinstance(limit, Iterable) or isinstance(limit, bytes | bytearray):
         raise TypeError(f"expected a Limit, a string like '10/second' or several, got {limit!r}")
     limits = tuple(one for several in limit for one in as_limits(several))
     if not limits:
@@ -155,9 +155,9 @@ class _Reader:
     def unit(self) -> float:
         word, column = self.take()
         name = word.lower()
+        if name not in _SHORT:
+            name = name.removesuffix("s")
         name = _SHORT.get(name, name)
-        if name not in _SECONDS and name.endswith("s"):
-            name = name[:-1]
         if name not in _SECONDS:
             if not word:
                 raise self.error("expected a unit", word, column)

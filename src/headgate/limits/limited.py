@@ -93,14 +93,14 @@ class Limited:
     def __repr__(self) -> str:
         return f"Limited({self.keyed!r})"
 
-    def _pass(self, *args: Any, **kwargs: Any) -> None:
+    def _pass(self, /, *args: Any, **kwargs: Any) -> None:
         key = "" if self._key is None else self._key(*args, **kwargs)
         if self._timeout == 0.0:
             self._refuse_or_pass(key)
         else:
             self.keyed.acquire(key, timeout=self._timeout)
 
-    async def _pass_async(self, *args: Any, **kwargs: Any) -> None:
+    async def _pass_async(self, /, *args: Any, **kwargs: Any) -> None:
         key = "" if self._key is None else self._key(*args, **kwargs)
         if self._timeout == 0.0:
             self._refuse_or_pass(key)

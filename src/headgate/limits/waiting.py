@@ -14,7 +14,8 @@ Both are first come, first served, and in both only the head has an alarm set: w
 goes or leaves wakes the one behind him. So a thousand who are cancelled together
 cost a thousand wake-ups, not a million. The locks guard the lists and the numbers
 that must change with them: nobody sleeps inside one, and a call that need not wait
-never comes here.
+never comes here. They are re-entrant, for a finalizer or a signal handler may use the
+limiter that was being used.
 """
 
 import asyncio
@@ -172,7 +173,7 @@ class _Place(Generic[Held]):
         self.held = held
         self.sleeper = sleeper
         self.shift = 0.0
-        self.is_linked = True
+        self.is_linked = False
         self.before: _Place[Held] | None = None
         self.after: _Place[Held] | None = None
 
@@ -194,7 +195,7 @@ class Schedule(Generic[Held]):
         self._moved = 0.0
         self._noted = 0.0
         self._fixed = -math.inf
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return self._count
@@ -219,17 +220,19 @@ class Schedule(Generic[Held]):
         and returns by how many seconds everyone behind may move up.
         """
         start = self._now()
-        with self._lock:
-            ready, held = reserve()
-            place = _Place(ready, held, sleeper)
-            self._append(place)
+        place = None
         try:
+            with self._lock:
+                ready, held = reserve()
+                place = _Place(ready, held, sleeper)
+                self._append(place)
             while place is not self._head:
                 yield Nap(math.inf, in_line=True)
             while (delay := self._time_of_head() - self._now()) > self._tick:
                 yield Nap(delay)
         except BaseException:
-            self._leave(place, give_back)
+            if place is not None:
+                self._leave(place, give_back)
             raise
         with self._lock:
             self._unlink(place)
@@ -276,6 +279,7 @@ class Schedule(Generic[Held]):
         else:
             self._last.after = place
         self._last = place
+        place.is_linked = True
         self._count += 1
 
     def _unlink(self, place: _Place[Held]) -> None:
@@ -326,11 +330,11 @@ class Line:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._sleepers: deque[Sleeper] = deque()
-        self._lock = threading.Lock()
+        self.sleepers: deque[Sleeper] = deque()  # for others to look at, not to change
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        return len(self._sleepers)
+        return len(self.sleepers)
 
     def queue(
         self,
@@ -347,11 +351,11 @@ class Line:
         """
         start = self._now()
         deadline = start + timeout
-        with self._lock:
-            self._sleepers.append(sleeper)
         try:
+            with self._lock:
+                self.sleepers.append(sleeper)
             while True:
-                is_head = self._sleepers[0] is sleeper
+                is_head = self.sleepers[0] is sleeper
                 delay = attempt() if is_head else math.inf
                 if delay == 0.0:
                     return max(self._now() - start, 0.0)
@@ -369,16 +373,16 @@ class Line:
 
     def _leave(self, sleeper: Sleeper) -> None:
         with self._lock:
-            if sleeper not in self._sleepers:
+            if sleeper not in self.sleepers:
                 return
-            was_head = self._sleepers[0] is sleeper
-            self._sleepers.remove(sleeper)
+            was_head = self.sleepers[0] is sleeper
+            self.sleepers.remove(sleeper)
             if was_head:
                 self._wake_head()
 
     def _wake_head(self) -> None:
-        while self._sleepers and not self._sleepers[0].wake():
-            self._sleepers.popleft()
+        while self.sleepers and not self.sleepers[0].wake():
+            self.sleepers.popleft()
 
 
 class Lines:
@@ -388,7 +392,7 @@ class Lines:
         self._now = now
         self._lines: dict[Any, Line] = {}
         self._callers: Counter[Any] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return self._callers.total()

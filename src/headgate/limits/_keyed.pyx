@@ -223,21 +223,25 @@ cdef class Keyed:
     def override(self, key, limit):
         """Give `key` limits of its own; None takes them away. What it has used stays used."""
         cdef Spot spot
-        cdef _Override new, old
-        cdef double now = self._timing.now()
+        cdef _Override new = None
+        cdef _Override old
+        cdef double now
         key = _exact(key)
-        old = self._overrides.get(key)
-        if limit is None:
-            if old is not None:
-                del self._overrides[key]
-                self._adopt(key, now, old)
-        else:
+        if limit is not None:
             new = _Override()
             new.limits = as_limits(limit)
             self._compile(new.limits, &new.rules)
             state_clear(&new.rules, new.state)
             new.default_rules = self._table.rules
             state_clear(&new.default_rules, new.default_state)
+        # From here on, no code but ours runs, so it is one step for other threads.
+        now = self._timing.now()
+        old = self._overrides.get(key)
+        if new is None:
+            if old is not None:
+                del self._overrides[key]
+                self._adopt(key, now, old)
+        else:
             if old is not None and old.limits == new.limits:
                 return
             find(self, key, now, &spot)

@@ -119,17 +119,20 @@ cdef inline void window_turn(Rule* rule, double* cell, double now) noexcept nogi
     cell[0] = end
 
 
-cdef inline void window_at(Rule* rule, double* cell, double now, double* view) noexcept nogil:
-    """The cell as it is at `now`: a copy, so that a look changes nothing."""
-    view[0] = cell[0]
-    view[1] = cell[1]
-    view[2] = cell[2] if rule.algorithm == SLIDING_COUNTER else 0.0
-    window_turn(rule, view, now)
+cdef inline double* window_at(Rule* rule, double* cell, double now, double* room) noexcept nogil:
+    """The cell as it is at `now`: itself, or in another window a copy in `room`. A look changes nothing."""
+    if window_end(rule, cell, now) > rule.tick:
+        return cell
+    room[0] = cell[0]
+    room[1] = cell[1]
+    room[2] = 0.0
+    window_turn(rule, room, now)
+    return room
 
 
 cdef inline double fixed_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
-    cdef double[WORDS] view
-    window_at(rule, cell, now, view)
+    cdef double[WORDS] room
+    cdef double* view = window_at(rule, cell, now, room)
     if view[1] + cost <= rule.limit + rule.slack:
         return 0.0
     return larger(window_end(rule, view, now), rule.tick)
@@ -143,15 +146,15 @@ cdef inline double counter_before(Rule* rule, double* view, double now) noexcept
 
 
 cdef inline double counter_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:
-    cdef double[WORDS] view
-    cdef double room, overlap
-    window_at(rule, cell, now, view)
-    room = rule.limit - cost - view[1]
-    if counter_before(rule, view, now) <= room + rule.slack:
+    cdef double[WORDS] room
+    cdef double* view = window_at(rule, cell, now, room)
+    cdef double left = rule.limit - cost - view[1]
+    cdef double overlap
+    if counter_before(rule, view, now) <= left + rule.slack:
         return 0.0
-    if room >= 0.0:
-        # view[2] > 0 here, and shrinks to `room` within this window.
-        overlap = room / view[2]
+    if left >= 0.0:
+        # view[2] > 0 here, and shrinks to what is left within this window.
+        overlap = left / view[2]
         return larger(window_end(rule, view, now) - overlap * rule.span, rule.tick)
     # In the next window this one's use is the one that shrinks.
     overlap = (rule.limit - cost) / view[1]
@@ -178,19 +181,20 @@ cdef inline void window_refund(
 
 
 cdef inline double window_used(Rule* rule, double* cell, double now) noexcept nogil:
-    cdef double[WORDS] view
-    window_at(rule, cell, now, view)
-    return view[1] + counter_before(rule, view, now)
+    cdef double[WORDS] room
+    cdef double* view = window_at(rule, cell, now, room)
+    if rule.algorithm == SLIDING_COUNTER:
+        return view[1] + counter_before(rule, view, now)
+    return view[1]
 
 
 cdef inline double window_idle_after(Rule* rule, double* cell, double now) noexcept nogil:
-    cdef double[WORDS] view
-    cdef double end
-    window_at(rule, cell, now, view)
-    end = window_end(rule, view, now)
+    cdef double[WORDS] room
+    cdef double* view = window_at(rule, cell, now, room)
+    cdef double end = window_end(rule, view, now)
     if view[1] > 0.0:
         return end + rule.span if rule.algorithm == SLIDING_COUNTER else end
-    return end if view[2] > 0.0 else 0.0
+    return end if rule.algorithm == SLIDING_COUNTER and view[2] > 0.0 else 0.0
 
 
 # --- exact log

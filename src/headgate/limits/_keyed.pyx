@@ -164,7 +164,7 @@ cdef class Keyed:
         Those who wait for one key go in their order. Raises `RateLimited` when it
         does not fit within `timeout` seconds: at once, where that is known at once.
         """
-        cdef double seconds = timeout_seconds(timeout)
+        cdef double seconds = INFINITY if timeout is None else timeout_seconds(timeout)
         key = _exact(key)
         if key not in self._lines and self.allow(key, cost):
             return 0.0
@@ -173,7 +173,7 @@ cdef class Keyed:
 
     async def acquire_async(self, key, cost=1.0, timeout=None):
         """As `acquire`, for tasks. A cancelled one leaves the line."""
-        seconds = timeout_seconds(timeout)
+        seconds = INFINITY if timeout is None else timeout_seconds(timeout)
         key = _exact(key)
         if key not in self._lines and self.allow(key, cost):
             return 0.0

@@ -62,7 +62,7 @@ cdef class LeakyBucket:
         Raises `RateLimited` at once when the queue is full, or when the turn would
         not come within `timeout` seconds.
         """
-        cdef double seconds = timeout_seconds(timeout)
+        cdef double seconds = INFINITY if timeout is None else timeout_seconds(timeout)
         if self.try_acquire():
             return 0.0
         sleeper = ThreadSleeper(self._timing.clock)
@@ -70,7 +70,7 @@ cdef class LeakyBucket:
 
     async def acquire_async(self, timeout=None):
         """As `acquire`, for tasks. A cancelled one frees its place."""
-        seconds = timeout_seconds(timeout)
+        seconds = INFINITY if timeout is None else timeout_seconds(timeout)
         if self.try_acquire():
             return 0.0
         sleeper = TaskSleeper(self._timing.clock)

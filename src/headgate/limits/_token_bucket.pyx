@@ -77,7 +77,7 @@ cdef class TokenBucket:
         Raises `RateLimited` when they will not be there within `timeout` seconds:
         at once, for that is known at once.
         """
-        cdef double seconds = timeout_seconds(timeout)
+        cdef double seconds = INFINITY if timeout is None else timeout_seconds(timeout)
         if self.try_acquire(n):
             return 0.0
         sleeper = ThreadSleeper(self._timing.clock)
@@ -85,7 +85,7 @@ cdef class TokenBucket:
 
     async def acquire_async(self, n=1.0, timeout=None):
         """As `acquire`, for tasks. A cancelled one gives its tokens and its place back."""
-        seconds = timeout_seconds(timeout)
+        seconds = INFINITY if timeout is None else timeout_seconds(timeout)
         if self.try_acquire(n):
             return 0.0
         sleeper = TaskSleeper(self._timing.clock)

@@ -19,7 +19,7 @@ that do not wait are refused, so nobody is overtaken.
 from collections import deque
 
 from cpython.object cimport Py_SIZE
-from libc.math cimport floor
+from libc.math cimport INFINITY, floor
 
 from headgate.limits._cells cimport (
     FIXED_WINDOW, Rule, SLIDING_COUNTER, SLIDING_WINDOW, WORDS, cell_clear, cell_free,
@@ -79,7 +79,7 @@ cdef class _Window:
         Raises `RateLimited` when it does not fit within `timeout` seconds: at
         once, where that is known at once.
         """
-        cdef double seconds = timeout_seconds(timeout)
+        cdef double seconds = INFINITY if timeout is None else timeout_seconds(timeout)
         if passes_now(self, n):
             return 0.0
         sleeper = ThreadSleeper(self._timing.clock)
@@ -87,7 +87,7 @@ cdef class _Window:
 
     async def acquire_async(self, n=1.0, timeout=None):
         """As `acquire`, for tasks. A cancelled one leaves the line."""
-        seconds = timeout_seconds(timeout)
+        seconds = INFINITY if timeout is None else timeout_seconds(timeout)
         if passes_now(self, n):
             return 0.0
         sleeper = TaskSleeper(self._timing.clock)

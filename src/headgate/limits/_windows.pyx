@@ -23,7 +23,8 @@ from libc.math cimport INFINITY, floor
 
 from headgate.limits._cells cimport (
     FIXED_WINDOW, Rule, SLIDING_COUNTER, SLIDING_WINDOW, WORDS, cell_clear, cell_free,
-    cell_idle_after, cell_used, cell_wait, log_charge, log_prepare, log_wait, window_charge,
+    cell_idle_after, cell_used, cell_wait, counter_wait, fixed_wait, log_charge, log_prepare,
+    log_wait, window_charge,
 )
 from headgate.limits._decision cimport Decision, decide
 from headgate.limits._numbers cimport larger
@@ -186,7 +187,10 @@ cdef inline double take(_Window self, double now, double n) except -1.0:
                 raise MemoryError
             log_charge(&self._rule, self._cell, now, n)
     else:
-        wait = cell_wait(&self._rule, self._cell, now, n)
+        if self._rule.algorithm == FIXED_WINDOW:
+            wait = fixed_wait(&self._rule, self._cell, now, n)
+        else:
+            wait = counter_wait(&self._rule, self._cell, now, n)
         if wait == 0.0 and n > 0.0:
             window_charge(&self._rule, self._cell, now, n)
     return wait

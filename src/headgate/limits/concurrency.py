@@ -136,9 +136,11 @@ class ConcurrencyLimit:
     def _hand_on(self) -> None:
         while self._waiters and self._in_use < self._limit:
             waiter = self._waiters.popleft()
-            if waiter.sleeper.wake():
-                waiter.has_place = True
-                self._in_use += 1
+            waiter.has_place = True  # before he wakes, for he looks at once
+            self._in_use += 1
+            if not waiter.sleeper.wake():
+                waiter.has_place = False
+                self._in_use -= 1
 
     def _wait(self, timeout: float, sleeper: Sleeper) -> Plan:
         start = time.monotonic()

@@ -55,6 +55,7 @@ cdef struct Rule:
     double limit   # units that fit: the burst of a bucket, the amount of a window
     double rate    # units per second, in the long run
     double span    # seconds: the window; for a bucket, from empty to full
+    double turns   # windows per second: 1 / span, for a division takes 3 ns
     double per     # seconds, of the limit as it was written
     double phase   # seconds into its window at time 0
     double slack   # units
@@ -142,7 +143,7 @@ cdef inline double counter_before(Rule* rule, double* view, double now) noexcept
     """What still counts of the window before: all of it as a window starts, nothing as it ends."""
     if view[2] == 0.0:
         return 0.0
-    return view[2] * smaller(larger(window_end(rule, view, now) / rule.span, 0.0), 1.0)
+    return view[2] * smaller(larger(window_end(rule, view, now) * rule.turns, 0.0), 1.0)
 
 
 cdef inline double counter_wait(Rule* rule, double* cell, double now, double cost) noexcept nogil:

@@ -36,6 +36,7 @@ cdef Rule make_rule(int algorithm, object limit, Timing timing) except *:
         rule.span = per
         rule.phase = fmod(timing.wall, per)
         rule.tick = smaller(rule.tick, per / 1000.0)
+    rule.turns = 1.0 / rule.span
     if rule.limit > MOST:
         raise ValueError(f"{limit} lets {rule.limit:g} through at once; expected at most 2^53")
     # In units: what passes in a tick, at least the noise of the arithmetic, and never a

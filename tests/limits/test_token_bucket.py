@@ -249,7 +249,7 @@ def test_tasks_wait_for_real_and_are_woken_by_a_refund() -> None:
 
     async def main() -> None:
         assert await bucket.acquire_async() == 0.0
-        assert await bucket.acquire_async() == pytest.approx(0.01, abs=0.1)
+        assert 0.009 < await bucket.acquire_async() < 10
         slow = TokenBucket(0.001, 1)
         await slow.acquire_async()
         waiter = asyncio.create_task(slow.acquire_async())

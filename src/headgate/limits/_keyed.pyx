@@ -16,10 +16,7 @@ Where a key's cells are:
     blank      nowhere yet: the key is added when something is charged
 """
 
-from cpython.bytes cimport PyBytes_CheckExact
-from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject_Hash
-from cpython.tuple cimport PyTuple_CheckExact
 from cpython.unicode cimport PyUnicode_CheckExact
 from libc.math cimport INFINITY, floor
 from libc.string cimport memcpy
@@ -33,6 +30,7 @@ from headgate.limits._cells cimport (
     cell_used, cell_wait, words_of,
 )
 from headgate.limits._decision cimport Decision, decide
+from headgate.limits._keys cimport plain
 from headgate.limits._numbers cimport larger, smaller
 from headgate.limits._rules cimport make_rule
 from headgate.limits._timing cimport Timing
@@ -57,7 +55,6 @@ cdef enum:
     SWEEP_PER_KEY = 8         # slots looked at for each key that is added
     SWEEP_IN_PASSING = 64     # and once in a while when none is added
     SWEEP_AT_THE_CAP = 256
-    DEEPEST = 8               # tuples within tuples; the interpreter's own hash has no guard
 
 cdef double SWEEP_EVERY = 0.001  # seconds
 
@@ -142,7 +139,7 @@ cdef class Keyed:
         """Charge `cost` to `key` if it fits now."""
         cdef Spot spot
         if not PyUnicode_CheckExact(key):
-            key = _exact(key)
+            key = plain(key)
         if not cost > 0.0:
             raise _bad_cost(cost, self._table.rules.most)
         return take(self, key, cost, self._timing.now(), &spot) == 0.0
@@ -151,7 +148,7 @@ cdef class Keyed:
         """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
         cdef Spot spot
         cdef double wait, now
-        key = _exact(key)
+        key = plain(key)
         if not cost >= 0.0:
             raise _bad_cost(cost, self._table.rules.most)
         now = self._timing.now()
@@ -165,7 +162,7 @@ cdef class Keyed:
         does not fit within `timeout` seconds: at once, where that is known at once.
         """
         cdef double seconds = INFINITY if timeout is None else timeout_seconds(timeout)
-        key = _exact(key)
+        key = plain(key)
         if key not in self._lines and self.allow(key, cost):
             return 0.0
         sleeper = ThreadSleeper(self._timing.clock)
@@ -174,7 +171,7 @@ cdef class Keyed:
     async def acquire_async(self, key, cost=1.0, timeout=None):
         """As `acquire`, for tasks. A cancelled one leaves the line."""
         seconds = INFINITY if timeout is None else timeout_seconds(timeout)
-        key = _exact(key)
+        key = plain(key)
         if key not in self._lines and self.allow(key, cost):
             return 0.0
         sleeper = TaskSleeper(self._timing.clock)
@@ -191,7 +188,7 @@ cdef class Keyed:
         """
         cdef Spot spot
         cdef double wait, now
-        key = _exact(key)
+        key = plain(key)
         if not cost > 0.0:
             raise _bad_cost(cost, self._table.rules.most)
         now = self._timing.now()
@@ -205,12 +202,12 @@ cdef class Keyed:
         if not 0.0 < cost < INFINITY:
             raise ValueError(f"cost must be a finite number above 0, got {cost!r}")
         self._check_whole(cost)
-        self._give_back(_exact(key), cost, None)
+        self._give_back(plain(key), cost, None)
 
     def reset(self, key):
         """Forget what `key` has used. What it used of shared cells stays."""
         cdef _Override override
-        key = _exact(key)
+        key = plain(key)
         override = self._overrides.get(key)
         if override is None:
             self._table.remove(key, PyObject_Hash(key))
@@ -226,7 +223,7 @@ cdef class Keyed:
         cdef _Override new = None
         cdef _Override old
         cdef double now
-        key = _exact(key)
+        key = plain(key)
         if limit is not None:
             new = _Override()
             new.limits = as_limits(limit)
@@ -262,7 +259,7 @@ cdef class Keyed:
 
     def limits_of(self, key):
         """The limits that hold for `key`."""
-        cdef _Override override = self._overrides.get(_exact(key))
+        cdef _Override override = self._overrides.get(plain(key))
         return self._limits if override is None else override.limits
 
     def __len__(self):
@@ -565,34 +562,6 @@ cdef void _use_up(Rules* rules, double* state, double now) noexcept:
         if cell_prepare(&rules.rule[i], state) == 0:
             cell_charge(&rules.rule[i], state, now, rules.rule[i].limit)
         state += words_of(rules.rule[i].algorithm)
-
-
-cdef bint _is_exact(object key, int depth) noexcept:
-    if PyUnicode_CheckExact(key) or PyLong_CheckExact(key) or PyBytes_CheckExact(key):
-        return True
-    if depth == 0 or not PyTuple_CheckExact(key):
-        return False
-    for part in <tuple>key:
-        if not _is_exact(part, depth - 1):
-            return False
-    return True
-
-
-cdef object _exact(object key, int depth=DEEPEST):
-    """The key as a plain str, bytes, int or tuple, so that no code of the caller's runs in the table."""
-    if _is_exact(key, depth):
-        return key
-    if isinstance(key, tuple) and depth > 0:
-        return tuple([_exact(part, depth - 1) for part in tuple.__iter__(key)])
-    if isinstance(key, str):
-        return str.__str__(key)
-    if isinstance(key, int):
-        return int.__int__(key)
-    if isinstance(key, bytes):
-        return bytes(memoryview(key))
-    if isinstance(key, tuple):
-        raise TypeError(f"a key is a tuple of at most {DEEPEST} levels, got a deeper one")
-    raise TypeError(f"a key is a str, bytes, an int or a tuple of these, got {key!r}")
 
 
 cdef object _bad_cost(double cost, double most):

@@ -1,0 +1,1 @@
+cdef object plain(object key, int depth=*)

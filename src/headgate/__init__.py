@@ -5,7 +5,7 @@ agreement between machines happens off the request's path.
 """
 
 from headgate.clock import ManualClock, SystemClock
-from headgate.errors import ClockMovedBackwards, ConfigError, HeadgateError
+from headgate.errors import ClockMovedBackwards, ConfigError, HeadgateError, TableFull
 from headgate.ids import Snowflake, SnowflakeParts
 from headgate.limits import (
     AdaptiveConcurrency,
@@ -17,6 +17,8 @@ from headgate.limits import (
     Limit,
     RateLimited,
     RateLimiter,
+    SharedKeyed,
+    SharedTable,
     SlidingCounter,
     SlidingWindow,
     TokenBucket,
@@ -38,11 +40,14 @@ __all__ = [
     "ManualClock",
     "RateLimited",
     "RateLimiter",
+    "SharedKeyed",
+    "SharedTable",
     "SlidingCounter",
     "SlidingWindow",
     "Snowflake",
     "SnowflakeParts",
     "SystemClock",
+    "TableFull",
     "TokenBucket",
     "limited",
     "parse_limits",

@@ -5,7 +5,7 @@ Headgate raises on purpose comes from `HeadgateError`, so one `except` catches
 "the limiter said no, or could not say" and nothing that is a bug in the caller.
 """
 
-__all__ = ["ClockMovedBackwards", "ConfigError", "HeadgateError"]
+__all__ = ["ClockMovedBackwards", "ConfigError", "HeadgateError", "TableFull"]
 
 
 class HeadgateError(Exception):
@@ -14,6 +14,10 @@ class HeadgateError(Exception):
 
 class ConfigError(HeadgateError):
     """The configuration (a file, a flag, the environment) cannot be used as it is."""
+
+
+class TableFull(HeadgateError):
+    """A table in shared memory holds as many keys as it was made for, or memory has run out."""
 
 
 class ClockMovedBackwards(HeadgateError):

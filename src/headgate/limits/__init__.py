@@ -1,8 +1,9 @@
-"""A limit in one process: who may go now, who must wait, and for how long.
+"""A limit in one process or one host: who may go now, who must wait, and for how long.
 
 Each limiter is one class with the same few verbs: `try_acquire` (now or not),
 `check` (the same, with the reasons), `acquire` and `acquire_async` (wait). `Keyed`
-holds one limiter per key; `limited` puts it around a function.
+holds one limiter per key, `SharedKeyed` the same for all processes of a host; `limited`
+puts it around a function.
 
 The algorithms are functions on a few numbers (`_cells.pxd`), compiled; the classes
 around them read the clock once per call. Waiting is in Python (`waiting.py`), as
@@ -20,6 +21,7 @@ from headgate.limits.concurrency import ConcurrencyLimit
 from headgate.limits.denial import RateLimited
 from headgate.limits.limit import Limit, parse_limits
 from headgate.limits.limited import limited
+from headgate.limits.shared import SharedKeyed, SharedTable
 
 __all__ = [
     "AdaptiveConcurrency",
@@ -31,6 +33,8 @@ __all__ = [
     "Limit",
     "RateLimited",
     "RateLimiter",
+    "SharedKeyed",
+    "SharedTable",
     "SlidingCounter",
     "SlidingWindow",
     "TokenBucket",

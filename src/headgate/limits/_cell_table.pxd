@@ -5,16 +5,7 @@ cimport cython
 from cpython.object cimport Py_EQ, PyObject, PyObject_RichCompareBool
 from libc.stdint cimport uint64_t
 
-from headgate.limits._cells cimport Rule
-
-cdef enum:
-    MOST_RULES = 8
-
-cdef struct Rules:
-    int count
-    int words           # doubles of state per key
-    double most         # the largest cost that could ever pass
-    Rule[MOST_RULES] rule
+from headgate.limits._states cimport Rules
 
 cdef struct Slot:
     Py_hash_t key_hash
@@ -97,8 +88,3 @@ cdef inline Slot* lookup(
         ):
             return slot
         index = (index + 1) & (segment.size - 1)
-
-
-cdef void state_clear(Rules* rules, double* state) noexcept
-cdef void state_free(Rules* rules, double* state) noexcept
-cdef bint state_is_idle(Rules* rules, double* state, double now) noexcept

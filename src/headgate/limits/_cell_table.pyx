@@ -24,8 +24,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.math cimport INFINITY
 from libc.string cimport memcpy
 
-from headgate.limits._cells cimport cell_clear, cell_free, cell_idle_after, words_of
 from headgate.limits._numbers cimport larger
+from headgate.limits._states cimport state_clear, state_free, state_is_idle
 
 __all__ = []
 
@@ -190,26 +190,3 @@ cdef class CellTable:
         slot_at(self, segment, hole).key = NULL
         segment.count -= 1
         self.count -= 1
-
-
-cdef void state_clear(Rules* rules, double* state) noexcept:
-    cdef int i
-    for i in range(rules.count):
-        cell_clear(rules.rule[i].algorithm, state)
-        state += words_of(rules.rule[i].algorithm)
-
-
-cdef void state_free(Rules* rules, double* state) noexcept:
-    cdef int i
-    for i in range(rules.count):
-        cell_free(rules.rule[i].algorithm, state)
-        state += words_of(rules.rule[i].algorithm)
-
-
-cdef bint state_is_idle(Rules* rules, double* state, double now) noexcept:
-    cdef int i
-    for i in range(rules.count):
-        if cell_idle_after(&rules.rule[i], state, now) > 0.0:
-            return False
-        state += words_of(rules.rule[i].algorithm)
-    return True

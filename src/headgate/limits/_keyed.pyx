@@ -18,38 +18,27 @@ Where a key's cells are:
 
 from cpython.object cimport PyObject_Hash
 from cpython.unicode cimport PyUnicode_CheckExact
-from libc.math cimport INFINITY, floor
+from libc.math cimport INFINITY
 from libc.string cimport memcpy
 
-from headgate.limits._cell_table cimport (
-    CellTable, MOST_RULES, Rules, state_clear, state_free, state_is_idle,
-)
-from headgate.limits._cells cimport (
-    FIXED_WINDOW, Rule, SLIDING_COUNTER, SLIDING_WINDOW, TOKEN_BUCKET, WORDS, bucket_charge,
-    bucket_wait, cell_charge, cell_copy, cell_idle_after, cell_mark, cell_prepare, cell_refund,
-    cell_used, cell_wait, words_of,
-)
-from headgate.limits._decision cimport Decision, decide
+from headgate.limits._cell_table cimport CellTable
+from headgate.limits._cells cimport Rule, TOKEN_BUCKET, bucket_charge, bucket_wait
+from headgate.limits._decision cimport Decision
 from headgate.limits._keys cimport plain
-from headgate.limits._numbers cimport larger, smaller
-from headgate.limits._rules cimport make_rule
+from headgate.limits._numbers cimport larger
+from headgate.limits._states cimport (
+    MOST_WORDS, Rules, bad_cost, check_whole, make_rules, state_carry, state_charge, state_clear,
+    state_decision, state_free, state_is_idle, state_marks, state_refund, state_use_up, state_wait,
+)
 from headgate.limits._timing cimport Timing
 
 from headgate.limits.checks import timeout_seconds, whole
 from headgate.limits.denial import RateLimited
-from headgate.limits.limit import Limit, as_limits
+from headgate.limits.limit import as_limits
 from headgate.limits.reservation import Reservation
 from headgate.limits.waiting import Lines, TaskSleeper, ThreadSleeper
 
 __all__ = ["Keyed"]
-
-_ALGORITHMS = {
-    "token_bucket": TOKEN_BUCKET,
-    "leaky_bucket": TOKEN_BUCKET,
-    "fixed_window": FIXED_WINDOW,
-    "sliding_counter": SLIDING_COUNTER,
-    "sliding_window": SLIDING_WINDOW,
-}
 
 cdef enum:
     SWEEP_PER_KEY = 8         # slots looked at for each key that is added
@@ -77,11 +66,11 @@ cdef class _Override:
 
     cdef tuple limits
     cdef Rules rules
-    cdef double[MOST_RULES * WORDS] state
+    cdef double[MOST_WORDS] state
     # What it had used of the default limits: an override need not have all of them, and
     # when it goes, nothing is forgiven.
     cdef Rules default_rules
-    cdef double[MOST_RULES * WORDS] default_state
+    cdef double[MOST_WORDS] default_state
 
     def __dealloc__(self):
         state_free(&self.rules, self.state)
@@ -108,7 +97,7 @@ cdef class Keyed:
     cdef unsigned long long _changes  # by reset and override
     cdef unsigned long long _overflowed
     cdef double _next_sweep
-    cdef double[MOST_RULES * WORDS] _blank
+    cdef double[MOST_WORDS] _blank
     cdef object _lines
     cdef object __weakref__
 
@@ -119,13 +108,11 @@ cdef class Keyed:
 
     def __init__(self, limit, *, algorithm="token_bucket", max_keys=1_000_000, clock=None):
         cdef Rules rules
-        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
-            raise ValueError(f"algorithm must be one of {', '.join(_ALGORITHMS)}, got {algorithm!r}")
         self._max_keys = whole("max_keys", max_keys, 1)
         self._timing = Timing(clock)
-        self._algorithm = algorithm
         self._limits = as_limits(limit)
-        self._compile(self._limits, &rules)
+        make_rules(algorithm, self._limits, self._timing, &rules)
+        self._algorithm = algorithm
         self._table = CellTable(self._max_keys)
         self._table.set_rules(&rules)
         self._overrides = {}
@@ -141,7 +128,7 @@ cdef class Keyed:
         if not PyUnicode_CheckExact(key):
             key = plain(key)
         if not cost > 0.0:
-            raise _bad_cost(cost, self._table.rules.most)
+            raise bad_cost(cost, self._table.rules.most)
         return take(self, key, cost, self._timing.now(), &spot) == 0.0
 
     def check(self, key, double cost=1.0):
@@ -150,7 +137,7 @@ cdef class Keyed:
         cdef double wait, now
         key = plain(key)
         if not cost >= 0.0:
-            raise _bad_cost(cost, self._table.rules.most)
+            raise bad_cost(cost, self._table.rules.most)
         now = self._timing.now()
         wait = take(self, key, cost, now, &spot)
         return self._decision(key, &spot, now, cost, wait)
@@ -190,7 +177,7 @@ cdef class Keyed:
         cdef double wait, now
         key = plain(key)
         if not cost > 0.0:
-            raise _bad_cost(cost, self._table.rules.most)
+            raise bad_cost(cost, self._table.rules.most)
         now = self._timing.now()
         wait = take(self, key, cost, now, &spot)
         if wait > 0.0:
@@ -201,7 +188,7 @@ cdef class Keyed:
         """Give `cost` back, as if it had been taken just now. Never fills above full."""
         if not 0.0 < cost < INFINITY:
             raise ValueError(f"cost must be a finite number above 0, got {cost!r}")
-        self._check_whole(cost)
+        check_whole(&self._table.rules, cost)
         self._give_back(plain(key), cost, None)
 
     def reset(self, key):
@@ -227,7 +214,7 @@ cdef class Keyed:
         if limit is not None:
             new = _Override()
             new.limits = as_limits(limit)
-            self._compile(new.limits, &new.rules)
+            make_rules(self._algorithm, new.limits, self._timing, &new.rules)
             state_clear(&new.rules, new.state)
             new.default_rules = self._table.rules
             state_clear(&new.default_rules, new.default_state)
@@ -243,14 +230,14 @@ cdef class Keyed:
                 return
             find(self, key, now, &spot)
             if spot.where == UNKNOWN:
-                _use_up(&new.rules, new.state, now)
+                state_use_up(&new.rules, new.state, now)
             elif spot.where != BLANK:
-                _carry(spot.rules, spot.state, &new.rules, new.state, now)
+                state_carry(spot.rules, spot.state, &new.rules, new.state, now)
             if old is not None:
                 memcpy(new.default_state, old.default_state, sizeof(new.default_state))
                 state_clear(&old.default_rules, old.default_state)  # handed on
             elif spot.where == OWN or spot.where == SHARED:
-                _carry(spot.rules, spot.state, &new.default_rules, new.default_state, now)
+                state_carry(spot.rules, spot.state, &new.default_rules, new.default_state, now)
             self._overrides[key] = new
             self._table.remove(key, spot.key_hash)
         self._is_plain = not self._overrides and self._is_one_bucket
@@ -314,7 +301,7 @@ cdef class Keyed:
         cdef double now = self._timing.now()
         if not 0.0 <= cost < INFINITY:
             raise ValueError(f"the cost must be a finite number, 0 or more, got {cost!r}")
-        self._check_whole(cost)
+        check_whole(&self._table.rules, cost)
         if cost > taken:
             find(self, key, now, &spot)
             self._charge(key, cost - taken, now, &spot)
@@ -324,24 +311,17 @@ cdef class Keyed:
     cdef object _marks(self, object key, double now):
         """Where a charge was put just now, to be given back; None where it cannot be."""
         cdef Spot spot
-        cdef double* cell
-        cdef int i
         find(self, key, now, &spot)
         if spot.where != OWN and spot.where != OVERRIDDEN:
             return None
-        cell = spot.state
-        marks = []
-        for i in range(spot.rules.count):
-            marks.append(cell_mark(&spot.rules.rule[i], cell, now))
-            cell += words_of(spot.rules.rule[i].algorithm)
-        return self._changes, marks
+        return self._changes, state_marks(spot.rules, spot.state, now)
 
     cdef double _take(self, object key, double cost, double now, Spot* spot) except -1.0:
         cdef double wait
         find(self, key, now, spot)
         if not cost <= spot.rules.most:
-            raise _bad_cost(cost, spot.rules.most)
-        self._check_whole(cost)
+            raise bad_cost(cost, spot.rules.most)
+        check_whole(&self._table.rules, cost)
         wait = self._wait(spot, now, cost)
         if wait == 0.0 and cost > 0.0:
             self._charge(key, cost, now, spot)
@@ -363,31 +343,14 @@ cdef class Keyed:
 
     cdef double _wait(self, Spot* spot, double now, double cost) noexcept:
         """Seconds until every limit has room for `cost`."""
-        cdef int i
-        cdef double* cell = spot.state
-        cdef double wait = 0.0
         if spot.where == UNKNOWN:
             return self._table.forgot_at - now
-        for i in range(spot.rules.count):
-            wait = larger(wait, cell_wait(&spot.rules.rule[i], cell, now, cost))
-            cell += words_of(spot.rules.rule[i].algorithm)
-        return wait
+        return state_wait(spot.rules, spot.state, now, cost)
 
     cdef int _charge(self, object key, double cost, double now, Spot* spot) except -1:
-        cdef int i
-        cdef double* cell
         if spot.where == BLANK or spot.where == UNKNOWN:
             self._adopt_blank(key, now, spot)
-        cell = spot.state
-        for i in range(spot.rules.count):
-            if cell_prepare(&spot.rules.rule[i], cell) < 0:
-                raise MemoryError
-            cell += words_of(spot.rules.rule[i].algorithm)
-        cell = spot.state
-        for i in range(spot.rules.count):
-            cell_charge(&spot.rules.rule[i], cell, now, cost)
-            cell += words_of(spot.rules.rule[i].algorithm)
-        return 0
+        return state_charge(spot.rules, spot.state, now, cost)
 
     cdef int _adopt_blank(self, object key, double now, Spot* spot) except -1:
         """Find a place for a key that has none: its own, or a shared one at the cap."""
@@ -406,80 +369,35 @@ cdef class Keyed:
     cdef int _adopt(self, object key, double now, _Override old) except -1:
         """Bring what a key used, before and during its override, to the default limits."""
         cdef Spot spot
-        _carry(&old.rules, old.state, &old.default_rules, old.default_state, now)
+        state_carry(&old.rules, old.state, &old.default_rules, old.default_state, now)
         if state_is_idle(&old.default_rules, old.default_state, now):
             return 0
         find(self, key, now, &spot)
         if spot.where != SHARED:
             self._adopt_blank(key, now, &spot)
-        _carry(&old.default_rules, old.default_state, spot.rules, spot.state, now)
+        state_carry(&old.default_rules, old.default_state, spot.rules, spot.state, now)
         return 0
 
     cdef int _give_back(self, object key, double cost, list marks) except -1:
         """What was taken at `marks`, or (None) just now."""
         cdef Spot spot
         cdef double now = self._timing.now()
-        cdef double since
-        cdef double* cell
-        cdef int i
         find(self, key, now, &spot)
         # Nothing goes back to shared cells: it might be another key's use that is undone.
         if spot.where == OWN or spot.where == OVERRIDDEN:
-            cell = spot.state
-            for i in range(spot.rules.count):
-                since = cell_mark(&spot.rules.rule[i], cell, now) if marks is None else marks[i]
-                cell_refund(&spot.rules.rule[i], cell, now, cost, since)
-                cell += words_of(spot.rules.rule[i].algorithm)
+            state_refund(spot.rules, spot.state, now, cost, marks)
         self._lines.wake_head(key)
         return 0
 
     cdef Decision _decision(self, object key, Spot* spot, double now, double cost, double wait):
-        """From the limit that makes one wait the longest, or else has the least left."""
-        cdef Rule* rule
-        cdef double* cell
-        cdef double this_wait, left, decided_by = -1.0, least = INFINITY, reset_after = 0.0
-        cdef int i, index = 0
+        cdef Decision decision
         # The key may have moved in the table since it was charged.
         find(self, key, now, spot)
-        cell = spot.state
-        for i in range(spot.rules.count):
-            rule = &spot.rules.rule[i]
-            left = larger(rule.limit - cell_used(rule, cell, now), 0.0)
-            this_wait = cell_wait(rule, cell, now, cost) if wait > 0.0 else 0.0
-            if this_wait > decided_by or (this_wait == decided_by and left < least):
-                index = i
-                decided_by = this_wait
-                least = left
-                reset_after = cell_idle_after(rule, cell, now)
-            cell += words_of(rule.algorithm)
         limits = self._limits if spot.where != OVERRIDDEN else (<_Override>self._overrides[key]).limits
-        return decide(
-            wait == 0.0, limits[index], 0.0 if spot.where == UNKNOWN else least, wait, larger(reset_after, wait)
-        )
-
-    cdef int _compile(self, tuple limits, Rules* rules) except -1:
-        """Turn limits into the numbers of the algorithm, or say what is wrong with them."""
-        cdef int algorithm = _ALGORITHMS[self._algorithm]
-        cdef int i
-        if len(limits) > MOST_RULES:
-            raise ValueError(f"a key has at most {MOST_RULES} limits, got {len(limits)}")
-        rules.count = len(limits)
-        rules.words = rules.count * words_of(algorithm)
-        rules.most = INFINITY
-        for i in range(rules.count):
-            limit = limits[i]
-            if self._algorithm == "leaky_bucket":
-                if limit.burst is not None:
-                    raise ValueError(f"{limit}: a leaky bucket lets one through per beat and has no burst")
-                limit = Limit(limit.amount, limit.per, 1.0)
-            rules.rule[i] = make_rule(algorithm, limit, self._timing)
-            rules.most = smaller(rules.most, rules.rule[i].limit)
-        return 0
-
-    cdef inline int _check_whole(self, double cost) except -1:
-        if self._table.rules.rule[0].algorithm == SLIDING_WINDOW and cost != floor(cost):
-            raise ValueError(f"cost must be a whole number for sliding_window, got {cost!r}")
-        return 0
+        decision = state_decision(spot.rules, spot.state, limits, now, cost, wait)
+        if spot.where == UNKNOWN:
+            decision.remaining = 0.0
+        return decision
 
 
 # Functions and not methods, for a method of a class that may be subclassed is not inlined.
@@ -519,52 +437,3 @@ cdef inline int find(Keyed self, object key, double now, Spot* spot) except -1:
     if spot.state == NULL:
         self._find_absent(now, spot)
     return 0
-
-
-cdef void _carry(Rules* old, double* old_state, Rules* rules, double* state, double now) noexcept:
-    """Bring what was used under the old rules to the new ones, which may have some use already.
-
-    A limit over the same time takes over its cell as it is, or a bucket's use. One over
-    another time takes the largest use there was, up to its own limit: better too strict
-    for a while than to forgive. Where there is no memory for a log, it starts afresh.
-    """
-    cdef int i, j
-    cdef double* cell
-    cdef double used, wanted, has
-    cdef bint is_same, is_settled
-    for i in range(rules.count):
-        has = cell_used(&rules.rule[i], state, now)
-        cell = old_state
-        wanted = 0.0
-        is_settled = False
-        for j in range(old.count):
-            used = cell_used(&old.rule[j], cell, now)
-            is_same = old.rule[j].per == rules.rule[i].per
-            if is_same and not is_settled:
-                wanted = used
-                is_settled = True
-                if has == 0.0 and cell_copy(&old.rule[j], cell, &rules.rule[i], state):
-                    has = used
-            elif not is_settled:
-                wanted = larger(wanted, used)
-            cell += words_of(old.rule[j].algorithm)
-        if not is_settled:
-            wanted = smaller(wanted, rules.rule[i].limit)
-        if wanted > has and cell_prepare(&rules.rule[i], state) == 0:
-            cell_charge(&rules.rule[i], state, now, wanted - has)
-        state += words_of(rules.rule[i].algorithm)
-
-
-cdef void _use_up(Rules* rules, double* state, double now) noexcept:
-    """For a key of which nobody knows what it has used."""
-    cdef int i
-    for i in range(rules.count):
-        if cell_prepare(&rules.rule[i], state) == 0:
-            cell_charge(&rules.rule[i], state, now, rules.rule[i].limit)
-        state += words_of(rules.rule[i].algorithm)
-
-
-cdef object _bad_cost(double cost, double most):
-    return ValueError(
-        f"cost must be above 0 and at most {most:g}, which is all that is let through at once; got {cost!r}"
-    )

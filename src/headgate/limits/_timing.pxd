@@ -24,4 +24,5 @@ cdef class Timing:
             return monotonic() - self.start
         return self._read_clock() - self.start
 
+    cdef void begin_at(self, double start, double wall) noexcept
     cdef double _read_clock(self) except? -1e300

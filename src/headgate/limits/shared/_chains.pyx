@@ -1,0 +1,692 @@
+# cython: language_level=3, binding=False, cdivision=True
+"""A hash table in shared memory that nobody ever locks.
+
+A bucket is one word: the first record of a chain, and a tag. A record that is in a
+chain never changes. Whoever changes something, a value, a key added, keys taken out,
+writes the new records of the chain beside the old ones and then swaps the bucket's
+word, if it still is the one he looked at, tag and all. So
+
+- every change is done wholly or not at all, also when its process is killed at any
+  instruction, and a process that is stopped stops no other;
+- who reads looks at the word, at the records, and at the word again: was it still the
+  same, so were the records.
+
+A change puts a record first in its chain, so only what was before it must be copied:
+nothing, nearly always.
+
+The records that a swap has put out of a chain belong to the process that swapped. It
+keeps some *in hand* to write its next change into: what an update takes, it gives back.
+The rest goes to stacks in the shared memory, one for each size of record.
+
+What a process has in hand is noted on its *desk*. When it dies, its lock on the desk
+ends, and the next process that sits down there takes over what lies on it. `busy` and
+what follows it tell how far a change had come: if the bucket's word is `after`, it was
+done, and the old records are on hand in place of the new. If the word is `before`, it
+was not. If it is neither, others have been here since and nobody can tell, so both are
+left alone. That, and a kill in the few instructions in which a record goes from a stack
+to a desk, may lose a record, some 64 bytes, until a process opens the memory alone: it
+then looks at everything (`_heal`), and whatever is in no chain is free again. This is
+also where a file that was torn (by a machine that lost its power) is found out.
+
+The tag has 36 bits. A process would have to sleep between its look and its swap for
+exactly a multiple of 2^36 changes of one chain, an hour at full speed, to be fooled.
+"""
+
+import functools
+import os
+import time
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.math cimport INFINITY
+from libc.string cimport memcmp, memcpy, memset
+
+from headgate._time cimport monotonic
+from headgate.limits.shared._atomic cimport (
+    add, after_reads, before_writes, load, salted_hash, store, swap,
+)
+
+from headgate.errors import ConfigError
+from headgate.limits.checks import whole
+from headgate.limits.shared.file import SharedFile
+
+__all__ = []
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+    static unsigned long hg_forks = 0;
+    static void hg_forked(void) { hg_forks++; }
+    static int hg_count_forks(void) { return pthread_atfork(NULL, NULL, hg_forked); }
+    """
+    unsigned long forks "hg_forks"
+    int count_forks "hg_count_forks"() noexcept
+
+# A child must not sit at its parent's desk. Counted in C, for servers that fork in C.
+if count_forks() != 0:
+    raise MemoryError("pthread_atfork")
+
+cdef enum:
+    VERSION = 1
+    DESKS = 512
+    DESK_BYTES = 640
+    COUNTERS_AT = 4096
+    DESKS_AT = 8192
+    BUCKETS_AT = DESKS_AT + DESKS * DESK_BYTES
+    SHARED_CELLS = 1024
+    CHUNK = 4096             # units that get memory at once: 256 KB
+    ROOM_TO_MISREAD = 16     # units behind the last record: one that changes may look longer
+    MOST_IN_HAND = STOCK - LONGEST_CHAIN
+    UNITS_OF_ALL_CLASSES = (1 << CLASSES) - 1
+    MOST_LIMITS = 8
+
+cdef uint64_t UNIT_MASK = (<uint64_t>1 << UNIT_BITS) - 1
+cdef uint64_t TAG_STEP = <uint64_t>1 << UNIT_BITS
+cdef uint64_t NEVER = <uint64_t>-1
+
+_MAGIC = b"HEADGATE"
+_WHAT_TO_DO = "open it with rebuild=True to start anew, or remove it with unlink()"
+
+assert sizeof(Header) <= COUNTERS_AT
+assert COUNTERS_AT + sizeof(Counters) <= DESKS_AT
+assert sizeof(Desk) <= DESK_BYTES
+
+
+cdef class Chains:
+    """The memory at one path, opened by one process.
+
+    `purpose` is a text that all who open it must agree on. `blank` is the payload of a
+    spare cell, as bytes; empty for a table that has none. `start` is where on its clock the
+    memory's own time begins, and `wall` the same in Unix time.
+    """
+
+    def __init__(
+        self, path, purpose, max_keys, words, limit_words, blank, rebuild, is_system_clock, start, wall
+    ):
+        cdef Header header
+        cdef uint64_t units, overhead
+        memset(&header, 0, sizeof(Header))
+        memcpy(header.magic, <const char*>(<bytes>_MAGIC), 8)
+        header.version = VERSION
+        header.words = words
+        header.limit_words = limit_words
+        header.max_keys = whole("max_keys", max_keys, 1)
+        header.buckets = 16
+        while header.buckets < 2 * header.max_keys:
+            header.buckets *= 2
+        header.spares = SHARED_CELLS if blank else 0
+        units = <uint64_t>1 << class_of(&header, LONGEST_KEY, 0)
+        overhead = 1 + DESKS * STOCK * UNITS_OF_ALL_CLASSES + ROOM_TO_MISREAD
+        header.units = overhead + (header.max_keys + header.spares) * units
+        if header.max_keys > UNIT_MASK or header.units > UNIT_MASK:
+            most = (UNIT_MASK - overhead) // units - header.spares
+            raise ValueError(f"max_keys must be at most {most} for these limits, got {max_keys!r}")
+        text = purpose.encode()
+        if len(text) >= PURPOSE:
+            raise ValueError(f"{purpose!r} takes {len(text)} bytes; expected below {PURPOSE}")
+        memcpy(header.purpose, <const char*>(<bytes>text), len(text))
+        header.is_system_clock = is_system_clock
+        header.start = start
+        header.wall = wall
+        self._hand = int.from_bytes(os.urandom(4), "little")
+        self._open(path, PyBytes_FromStringAndSize(<char*>&header, sizeof(Header)), blank, rebuild)
+
+    def __cinit__(self, *_, **__):
+        self._forks = NEVER
+
+    def __dealloc__(self):
+        if self._buffer.buf != NULL:
+            PyBuffer_Release(&self._buffer)
+
+    def close(self):
+        """Let go of the memory. What lies on the desk is for the next one who sits there."""
+        file = self.file
+        self._detach()
+        if file is not None:
+            file.close()
+
+    cdef int check(self) except -1:
+        """That it is open, and our own."""
+        if self._forks != forks:
+            self._leave_parent()
+        return 0
+
+    cdef int find(self, Key* key, Look* look) except -1:
+        """Look for a key: `look.found` and, where it is there, its payload."""
+        self.check()
+        return self._find(hash_of(self.header, key) & (self.header.buckets - 1), key, look)
+
+    cdef int find_spare(self, Key* key, Look* look) except -1:
+        """Look at the cell that `key` shares with others when there is no room for it."""
+        cdef Key spare
+        cdef uint64_t bucket
+        self.check()
+        bucket = self.header.buckets + (hash_of(self.header, key) >> 40) % self.header.spares
+        empty_key(&spare, SPARE)
+        return self._find(bucket, &spare, look)
+
+    cdef bint change_spare(self, Look* look) except -1:
+        """Put the payload of a look at a spare cell in its place."""
+        cdef Key spare
+        empty_key(&spare, SPARE)
+        return self.change(look, <uint32_t>1 << look.found, &spare, 0, look.payload, -1)
+
+    cdef int see(self, uint64_t bucket, Look* look) except -1:
+        """Look at all records of a chain; none is `found`."""
+        cdef Key nobody
+        self.check()
+        empty_key(&nobody, 0)
+        return self._find(bucket, &nobody, look)
+
+    cdef bint is_current(self, Look* look) noexcept:
+        """What has been read from the records of `look` until now is right."""
+        after_reads()
+        return load(&self._buckets[look.bucket]) == look.word
+
+    cdef int _find(self, uint64_t bucket, Key* key, Look* look) except -1:
+        cdef uint64_t* place = &self._buckets[bucket]
+        cdef Record* record
+        cdef uint32_t unit
+        look.bucket = bucket
+        while True:
+            look.word = load(place)
+            look.found = -1
+            look.length = 0
+            unit = <uint32_t>(look.word & UNIT_MASK)
+            while unit != 0 and look.length < LONGEST_CHAIN and unit < self.header.units:
+                record = self.record(unit)
+                look.units[look.length] = unit
+                look.length += 1
+                unit = record.next
+                if (
+                    record.key_size == key.size
+                    and record.kind == key.kind
+                    and record.generation == key.generation
+                    and memcmp(key_in(record), key.data, key.size) == 0
+                ):
+                    look.limits = record.limits
+                    if look.limits <= MOST_LIMITS:
+                        memcpy(look.payload, payload_in(record), 8 * payload_words(self.header, look.limits))
+                        look.found = look.length - 1
+                    break
+            look.next = unit
+            after_reads()
+            if load(place) == look.word:
+                break
+        if unit != 0 and look.found < 0:
+            self._damaged(look)
+        return 0
+
+    cdef int _damaged(self, Look* look) except -1:
+        raise ConfigError(f"{self.file.path} is damaged at bucket {look.bucket}: {_WHAT_TO_DO}")
+
+    cdef Record* record(self, uint32_t unit) noexcept:
+        return <Record*>(self._arena + <uint64_t>unit * UNIT)
+
+    cdef uint64_t next_bucket(self) noexcept:
+        """The buckets in turn, of those that are not spare."""
+        self._hand = (self._hand + 1) & (self.header.buckets - 1)
+        return self._hand
+
+    cdef bint change(
+        self, Look* look, uint32_t gone, Key* key, int limits, double* payload, int size_class
+    ) except -1:
+        """Change the chain that `look` saw; False when others have changed it since.
+
+        Bits of `gone` tell which of the records seen leave it. `key`, unless it is NULL,
+        comes first in it, with its payload, in a record of `size_class` (-1: as large as
+        the last one that left).
+        """
+        cdef Desk* desk = self._desk
+        cdef Record* record
+        cdef uint32_t unit, link
+        cdef int last = look.length - 1, i, k
+        cdef uint32_t[CLASSES] taken
+        while last >= 0 and not gone >> last & 1:
+            last -= 1
+        if last < 0:
+            link = <uint32_t>(look.word & UNIT_MASK)
+        elif last + 1 < look.length:
+            link = look.units[last + 1]
+        else:
+            link = look.next
+        memset(taken, 0, sizeof(taken))
+        desk.new_count = 0
+        before_writes()  # the swap that gave us these records comes before what we write to them
+        for i in range(last - 1, -1, -1):
+            if not gone >> i & 1:
+                k = self.record(look.units[i]).size_class - 1
+                if not 0 <= k < CLASSES:  # it is being written to by now
+                    return False
+                taken[k] += 1
+                unit = desk.stock[k][desk.counts[k] - taken[k]]
+                record = self.record(unit)
+                memcpy(record, self.record(look.units[i]), <uint64_t>UNIT << k)
+                record.size_class = k + 1
+                record.next = link
+                link = unit
+                desk.new_units[desk.new_count] = unit
+                desk.new_count += 1
+        if key != NULL:
+            k = size_class
+            if k < 0:
+                k = self.record(look.units[last]).size_class - 1
+                if not 0 <= k < CLASSES:
+                    return False
+            taken[k] += 1
+            unit = desk.stock[k][desk.counts[k] - taken[k]]
+            record = self.record(unit)
+            record.next = link
+            record.kind = key.kind
+            record.key_size = <uint8_t>key.size
+            record.limits = <uint8_t>limits
+            record.generation = key.generation
+            memcpy(key_in(record), key.data, key.size)
+            memcpy(payload_in(record), payload, 8 * payload_words(self.header, limits))
+            link = unit
+            desk.new_units[desk.new_count] = unit
+            desk.new_count += 1
+        desk.old_count = last + 1
+        for i in range(last + 1):
+            desk.old_units[i] = look.units[i]
+        desk.before = look.word
+        desk.after = ((look.word & ~UNIT_MASK) + TAG_STEP) | link
+        store(&desk.busy, look.bucket + 1)
+        if not swap(&self._buckets[look.bucket], desk.before, desk.after):
+            store(&desk.busy, 0)
+            return False
+        for k in range(CLASSES):
+            desk.counts[k] -= taken[k]
+        for i in range(last + 1):
+            k = self.record(look.units[i]).size_class - 1
+            desk.stock[k][desk.counts[k]] = look.units[i]
+            desk.counts[k] += 1
+        store(&desk.busy, 0)
+        self._spill()
+        return True
+
+    cdef int admit(self, int size_class) except -2:
+        """Count one more key and have a record for it; return its class, or -1: no room."""
+        if add(&self.counters.count.word, 1) >= self.header.max_keys:
+            self.dismiss()
+            return -1
+        size_class = self.room_for(size_class)
+        if size_class < 0:
+            self.dismiss()
+        return size_class
+
+    cdef void dismiss(self) noexcept:
+        """One key less."""
+        add(&self.counters.count.word, <uint64_t>-1)
+
+    cdef int room_for(self, int size_class) except -2:
+        """Have a record beyond the reserve; return its class, this or a larger one, or -1."""
+        cdef uint32_t unit
+        while size_class < CLASSES:
+            if self._desk.counts[size_class] > RESERVE:
+                return size_class
+            unit = self._pop(size_class)
+            if unit == 0:
+                unit = self._carve(size_class)
+            if unit != 0:
+                self._desk.stock[size_class][self._desk.counts[size_class]] = unit
+                self._desk.counts[size_class] += 1
+            else:
+                size_class += 1
+        return -1
+
+    cdef void _spill(self) noexcept:
+        """Give away what is too much in hand."""
+        cdef Desk* desk = self._desk
+        cdef int k
+        for k in range(CLASSES):
+            while desk.counts[k] > MOST_IN_HAND:
+                desk.counts[k] -= 1
+                self._push(desk.stock[k][desk.counts[k]])
+
+    cdef void _push(self, uint32_t unit) noexcept:
+        cdef Record* record = self.record(unit)
+        cdef uint64_t* stack = &self.counters.free[record.size_class - 1].word
+        cdef uint64_t word
+        while True:
+            word = load(stack)
+            record.next = <uint32_t>(word & UNIT_MASK)
+            if swap(stack, word, ((word & ~UNIT_MASK) + TAG_STEP) | unit):
+                return
+
+    cdef uint32_t _pop(self, int size_class) noexcept:
+        """A record from the stack; 0 when there is none."""
+        cdef uint64_t* stack = &self.counters.free[size_class].word
+        cdef uint64_t word
+        cdef uint32_t unit
+        while True:
+            word = load(stack)
+            unit = <uint32_t>(word & UNIT_MASK)
+            if unit == 0 or unit >= self.header.units:
+                return 0
+            if swap(stack, word, ((word & ~UNIT_MASK) + TAG_STEP) | self.record(unit).next):
+                return unit
+
+    cdef uint32_t _carve(self, int size_class) except? 0:
+        """A record from memory that was never used; 0 when there is none left."""
+        cdef uint64_t units = <uint64_t>1 << size_class
+        cdef uint64_t used
+        while True:
+            used = load(&self.counters.used.word)
+            if used + units > self.header.units - ROOM_TO_MISREAD:
+                return 0
+            if used + units > load(&self.counters.committed.word):
+                if not self._commit_more():
+                    return 0
+            elif swap(&self.counters.used.word, used, used + units):
+                self.record(<uint32_t>used).size_class = size_class + 1
+                return <uint32_t>used
+
+    cdef bint _commit_more(self) except -1:
+        cdef uint64_t committed = load(&self.counters.committed.word)
+        cdef uint64_t wanted = min(committed + CHUNK, self.header.units)
+        start = BUCKETS_AT + 8 * (self.header.buckets + self.header.spares)
+        if not self.file.commit(start + committed * UNIT, start + wanted * UNIT):
+            return False
+        swap(&self.counters.committed.word, committed, wanted)
+        return True
+
+    cdef int _open(self, object path, bytes header, bytes blank, bint rebuild) except -1:
+        cdef Header* wanted = <Header*><char*>header
+        arena = BUCKETS_AT + 8 * (wanted.buckets + wanted.spares)
+        first_units = 1 + wanted.spares * (1 << class_of(wanted, 0, 0))
+        committed = min(wanted.units, (first_units // CHUNK + 1) * CHUNK)
+        shape = (
+            arena + wanted.units * UNIT,
+            arena + committed * UNIT,
+            functools.partial(_fill, header, blank, committed),
+        )
+        while True:
+            file = SharedFile.open(path, *shape)
+            try:
+                is_alone = file.is_alone()
+                if not is_alone:
+                    file.welcome_others()
+                try:
+                    self._attach(file, header)
+                    if is_alone:
+                        self._heal()
+                except ConfigError:
+                    if not rebuild:
+                        raise
+                    self._detach()
+                    file.replace(*shape)
+                    file.close()
+                    continue
+                file.welcome_others()
+                self._sit_down()
+                self._forks = forks
+                return 0
+            except BaseException:
+                self._detach()
+                file.close()
+                raise
+
+    cdef int _attach(self, object file, bytes header) except -1:
+        """Check that the file is what is wanted, and find its parts."""
+        cdef char* memory
+        PyObject_GetBuffer(file.memory, &self._buffer, PyBUF_SIMPLE)
+        memory = <char*>self._buffer.buf
+        self.file = file
+        self.header = <Header*>memory
+        trouble = _trouble(self.header, file.size, header)
+        if trouble:
+            raise ConfigError(f"{file.path} {trouble}: {_WHAT_TO_DO}")
+        self.counters = <Counters*>(memory + COUNTERS_AT)
+        self._desks = memory + DESKS_AT
+        self._buckets = <uint64_t*>(memory + BUCKETS_AT)
+        self._arena = <char*>(self._buckets + self.header.buckets + self.header.spares)
+        return 0
+
+    cdef void _detach(self) noexcept:
+        self._forks = NEVER
+        self._desk = NULL
+        self.header = NULL
+        self.counters = NULL
+        self.file = None
+        if self._buffer.buf != NULL:
+            PyBuffer_Release(&self._buffer)
+            self._buffer.buf = NULL
+
+    cdef int _leave_parent(self) except -1:
+        """In a forked child, before its first call: take a desk of our own."""
+        if self.file is None:
+            raise ValueError("the shared memory has been closed")
+        while self._leaving == forks:  # another thread is at it
+            time.sleep(0.0005)
+        if self._forks == forks:
+            return 0
+        self._leaving = forks
+        try:
+            self.file.reopen()
+            self.file.welcome_others()
+            self._sit_down()
+            self._forks = forks
+        finally:
+            self._leaving = NEVER
+        return 0
+
+    cdef int _sit_down(self) except -1:
+        """Take a desk, with what its last owner left on it, and fill up the reserve."""
+        cdef int k
+        cdef uint32_t unit
+        cdef uint64_t number = self.file.take_desk(DESKS)
+        self._desk = <Desk*>(self._desks + number * DESK_BYTES)
+        self._tidy()
+        for k in range(CLASSES):
+            while self._desk.counts[k] < RESERVE:
+                unit = self._pop(k)
+                if unit == 0:
+                    unit = self._carve(k)
+                if unit == 0:
+                    raise ConfigError(f"{self.file.path} has no memory left for one more process")
+                self._desk.stock[k][self._desk.counts[k]] = unit
+                self._desk.counts[k] += 1
+        return 0
+
+    cdef void _tidy(self) noexcept:
+        """Bring the desk of a process that died into order."""
+        cdef Desk* desk = self._desk
+        cdef uint64_t word
+        cdef bint was_done, was_not_done
+        cdef uint32_t[CLASSES][STOCK] units
+        cdef uint32_t[CLASSES] counts
+        cdef uint32_t unit
+        cdef int i, k
+        if desk.busy == 0:
+            return
+        word = load(&self._buckets[desk.busy - 1])
+        was_done = word == desk.after
+        was_not_done = word == desk.before
+        memset(counts, 0, sizeof(counts))
+        for k in range(CLASSES):
+            for i in range(min(<int>desk.counts[k], STOCK)):
+                unit = desk.stock[k][i]
+                if not is_among(unit, desk.old_units, desk.old_count) and (
+                    was_not_done or not is_among(unit, desk.new_units, desk.new_count)
+                ):
+                    units[k][counts[k]] = unit
+                    counts[k] += 1
+        if was_done:
+            for i in range(<int>desk.old_count):
+                k = self.record(desk.old_units[i]).size_class - 1
+                units[k][counts[k]] = desk.old_units[i]
+                counts[k] += 1
+        # Killed in here, we would lose records, but never have one twice.
+        memset(desk.counts, 0, sizeof(desk.counts))
+        memcpy(desk.stock, units, sizeof(units))
+        before_writes()
+        memcpy(desk.counts, counts, sizeof(counts))
+        store(&desk.busy, 0)
+        self._spill()
+
+    cdef int _heal(self) except -1:
+        """While alone: look at everything, and free whatever is in no chain."""
+        cdef uint64_t used = load(&self.counters.used.word)
+        cdef uint64_t bucket, unit, count = 0
+        cdef uint64_t ordinary = self.header.buckets
+        cdef Record* record
+        cdef uint64_t committed
+        cdef unsigned char[::1] starts
+        cdef Look look
+        cdef Key key
+        cdef int i
+        committed = load(&self.counters.committed.word)
+        if not used <= committed <= self.header.units:
+            raise ConfigError(f"{self.file.path} is torn: its counters do not add up: {_WHAT_TO_DO}")
+        if not self.file.commit(0, self._arena - <char*>self.header + committed * UNIT):
+            raise ConfigError(f"{self.file.path} has holes, and no memory is left to fill them")
+        boot = _boot()
+        if self.header.is_system_clock and bytes(self.header.boot) != boot:
+            # Its own time goes on by the wall clock, for the other one began anew.
+            self.header.start = monotonic() - (time.time() - self.header.wall)
+            memset(self.header.boot, 0, sizeof(self.header.boot))
+            memcpy(self.header.boot, <const char*>(<bytes>boot), len(boot))
+        starts = bytearray(used)
+        unit = 1
+        while unit < used:
+            record = self.record(<uint32_t>unit)
+            if record.size_class == 0:  # carved out, and then its process was killed
+                record.size_class = 1
+            if record.size_class > CLASSES:
+                break
+            starts[unit] = record.size_class
+            unit += <uint64_t>1 << (record.size_class - 1)
+        if unit != used:
+            raise ConfigError(f"{self.file.path} is torn: its records end at {unit} of {used}: {_WHAT_TO_DO}")
+        self._forks = forks
+        for bucket in range(ordinary + self.header.spares):
+            self.see(bucket, &look)
+            for i in range(look.length):
+                unit = look.units[i]
+                record = self.record(<uint32_t>unit)
+                key.data = key_in(record)
+                key.size = record.key_size
+                key.kind = record.kind
+                key.generation = record.generation
+                if (
+                    unit >= used
+                    or starts[unit] == 0
+                    or record.limits > MOST_LIMITS
+                    or class_of(self.header, record.key_size, record.limits) >= record.size_class
+                    or (hash_of(self.header, &key) & (ordinary - 1) != bucket) != (bucket >= ordinary)
+                ):
+                    self._damaged(&look)
+                starts[unit] = 0
+                count += bucket < ordinary
+        memset(self._desks, 0, DESKS * DESK_BYTES)
+        for i in range(CLASSES):
+            self.counters.free[i].word &= ~UNIT_MASK
+        for unit in range(used):
+            if starts[unit] != 0:
+                self._push(<uint32_t>unit)
+        self.counters.count.word = count
+        return 0
+
+
+cdef inline bint is_among(uint32_t unit, uint32_t* units, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    for i in range(min(count, <uint32_t>RESERVE)):
+        if units[i] == unit:
+            return True
+    return False
+
+
+cdef void empty_key(Key* key, uint8_t kind) noexcept nogil:
+    key.data = ""
+    key.size = 0
+    key.kind = kind
+    key.generation = 0
+
+
+cdef uint64_t checksum(Header* header) noexcept:
+    cdef uint64_t[SALTS] salt
+    cdef int i
+    for i in range(SALTS):  # any numbers that are not 0, for a product with 0 forgets
+        salt[i] = <uint64_t>0x9E3779B97F4A7C15 * <uint64_t>(i + 1)
+    return salted_hash(<char*>header, <char*>&header.checksum - <char*>header, 0, salt)
+
+
+def _fill(header, blank, committed, memory):
+    """Write a new file's first bytes."""
+    cdef Py_buffer buffer
+    cdef char* start
+    cdef Header* new
+    cdef Counters* counters
+    cdef Record* record
+    cdef uint64_t* buckets
+    cdef uint64_t unit = 1
+    cdef uint64_t i
+    cdef int size_class
+    PyObject_GetBuffer(memory, &buffer, PyBUF_SIMPLE)
+    try:
+        start = <char*>buffer.buf
+        memcpy(start, <const char*>(<bytes>header), sizeof(Header))
+        new = <Header*>start
+        salt = os.urandom(sizeof(new.salt))
+        memcpy(new.salt, <const char*>(<bytes>salt), sizeof(new.salt))
+        boot = _boot()
+        memcpy(new.boot, <const char*>(<bytes>boot), len(boot))
+        new.checksum = checksum(new)
+        buckets = <uint64_t*>(start + BUCKETS_AT) + new.buckets
+        size_class = class_of(new, 0, 0)
+        for i in range(new.spares):
+            record = <Record*>(<char*>(buckets + new.spares) + unit * UNIT)
+            record.size_class = size_class + 1
+            record.kind = SPARE
+            memcpy(payload_in(record), <const char*>(<bytes>blank), len(blank))
+            buckets[i] = unit
+            unit += <uint64_t>1 << size_class
+        counters = <Counters*>(start + COUNTERS_AT)
+        counters.used.word = unit
+        counters.committed.word = committed
+        counters.forgot_at = -INFINITY
+    finally:
+        PyBuffer_Release(&buffer)
+
+
+cdef str _trouble(Header* header, size, bytes wanted_bytes):
+    """Why a file cannot be used, or nothing."""
+    cdef Header* wanted = <Header*><char*>wanted_bytes
+    if size < BUCKETS_AT or memcmp(header.magic, wanted.magic, 8) != 0:
+        return "is no shared memory of headgate's"
+    if header.version != wanted.version:
+        return f"has layout {header.version}, and this is layout {wanted.version}"
+    if (
+        header.checksum != checksum(header)
+        or size != BUCKETS_AT + 8 * (header.buckets + header.spares) + header.units * UNIT
+    ):
+        return "is torn: its header does not add up"
+    theirs, ours = _text(header.purpose), _text(wanted.purpose)
+    if theirs != ours:
+        return f"holds {theirs}, and {ours} was asked for"
+    if header.max_keys != wanted.max_keys:
+        return f"is for {header.max_keys} keys, and {wanted.max_keys} was asked for"
+    if header.is_system_clock != wanted.is_system_clock:
+        return "runs on another clock"
+    if (
+        header.words != wanted.words
+        or header.limit_words != wanted.limit_words
+        or header.spares != wanted.spares
+        or header.units != wanted.units
+    ):
+        return "has another layout"
+    return ""
+
+
+cdef str _text(char* text):
+    return text.decode()
+
+
+def _boot():
+    """A name for the time since the machine was started."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read().strip()[:39]
+    except OSError:
+        return b""

@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.harness import report
 
-PARTS = ["limits"]
+PARTS = ["limits", "shared"]
 
 
 def main(names: list[str]) -> int:

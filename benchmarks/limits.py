@@ -18,7 +18,8 @@ from limits.storage import MemoryStorage
 from limits.strategies import FixedWindowRateLimiter
 from snowflake import SnowflakeGenerator
 
-from benchmarks.harness import ROUNDS, Row, Subject, Times, compare, in_fresh_process
+from benchmarks.harness import ROUNDS, Row, Times, compare, in_fresh_process
+from benchmarks.rows import call, empty, faster, slower
 from headgate import FixedWindow, Keyed, SlidingCounter, SlidingWindow, Snowflake, TokenBucket
 
 NOTES = (
@@ -26,12 +27,6 @@ NOTES = (
     f"{ROUNDS} rounds in turns, with the loop around them (as in timeit)."
 )
 HUGE = 10**9
-KEY = "user:1234"
-
-
-class Empty:
-    def method(self) -> None:
-        pass
 
 
 def rows() -> list[Row]:
@@ -268,32 +263,3 @@ def throttled_peer() -> Any:
 def pyrate_peer() -> Any:
     rate = pyrate_limiter.Rate(HUGE, pyrate_limiter.Duration.SECOND)
     return pyrate_limiter.Limiter(pyrate_limiter.StateBucket([rate]))
-
-
-def call(statement: str, **names: Any) -> Subject:
-    return Subject(statement, {"key": KEY, **names})
-
-
-def empty() -> Subject:
-    return call("empty.method()", empty=Empty())
-
-
-def slower(what: str, times: dict[str, Times], peer: str, most: float | None, name: str) -> Row:
-    """A row that says how many times the peer's time ours takes."""
-    ours, theirs = times["ours"].thread, times[peer].thread
-    goal = "" if most is None else f"<= {most:g} x"
-    met = None if most is None else ours <= theirs * most
-    ratio = ours / theirs
-    return Row(
-        what, f"{ours:.0f} ns", f"{theirs:.0f} ns ({name})", ratio, f"{ratio:.2f} x", goal, met
-    )
-
-
-def faster(what: str, times: dict[str, Times], peer: str, least: float | None, name: str) -> Row:
-    """A row that says how many times faster than the peer we are."""
-    ours, theirs = times["ours"].thread, times[peer].thread
-    goal = "" if least is None else f">= {least:g} x faster"
-    met = None if least is None else theirs >= ours * least
-    ratio = theirs / ours
-    text = f"{ratio:.1f} x faster"
-    return Row(what, f"{ours:.0f} ns", f"{theirs:.0f} ns ({name})", ratio, text, goal, met)

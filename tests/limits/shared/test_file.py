@@ -232,3 +232,19 @@ def test_one_that_nobody_closed_leaves_no_descriptor(name: str) -> None:
     for _ in range(20):
         SharedKeyed(name, "1/second").allow("a")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+def test_a_child_that_has_changed_its_user_is_told_to_open_it_itself(
+    name: str, children: Any
+) -> None:
+    keyed = SharedKeyed(name, "1/second")
+
+    def change() -> None:
+        os.setuid(12345)
+        with pytest.raises(ConfigError, match="cannot be opened anew after a fork: Permission"):
+            keyed.allow("a")
+
+    children.start(change)
+    children.join()
+    assert keyed.allow("a")

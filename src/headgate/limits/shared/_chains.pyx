@@ -256,13 +256,11 @@ cdef class Chains:
         for i in range(last - 1, -1, -1):
             if not gone >> i & 1:
                 k = self.record(look.units[i]).size_class - 1
-                if not 0 <= k < CLASSES:  # it is being written to by now
-                    return False
                 taken[k] += 1
                 unit = desk.stock[k][desk.counts[k] - taken[k]]
                 record = self.record(unit)
+                # Others may be writing to it by now, all but its class; then the swap fails.
                 memcpy(record, self.record(look.units[i]), <uint64_t>UNIT << k)
-                record.size_class = k + 1
                 record.next = link
                 link = unit
                 desk.new_units[desk.new_count] = unit
@@ -271,8 +269,6 @@ cdef class Chains:
             k = size_class
             if k < 0:
                 k = self.record(look.units[last]).size_class - 1
-                if not 0 <= k < CLASSES:
-                    return False
             taken[k] += 1
             unit = desk.stock[k][desk.counts[k] - taken[k]]
             record = self.record(unit)

@@ -120,7 +120,13 @@ class SharedFile:
 
     def reopen(self) -> None:
         """In a forked child: have locks of our own, not our parent's, on the same memory."""
-        own = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            own = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be opened anew after a fork: {error.strerror}; "
+                "open it in the child, as the user that it runs as"
+            ) from error
         os.close(self.descriptor)
         self.descriptor = own
 

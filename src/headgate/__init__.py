@@ -5,10 +5,17 @@ agreement between machines happens off the request's path.
 """
 
 from headgate.clock import ManualClock, SystemClock
-from headgate.errors import ClockMovedBackwards, ConfigError, HeadgateError
+from headgate.errors import (
+    ClockMovedBackwards,
+    ConfigError,
+    HeadgateError,
+    ProtocolError,
+    Unavailable,
+)
 from headgate.ids import Snowflake, SnowflakeParts
 from headgate.limits import (
     AdaptiveConcurrency,
+    AsyncRedisKeyed,
     ConcurrencyLimit,
     Decision,
     FixedWindow,
@@ -17,6 +24,7 @@ from headgate.limits import (
     Limit,
     RateLimited,
     RateLimiter,
+    RedisKeyed,
     SlidingCounter,
     SlidingWindow,
     TokenBucket,
@@ -26,6 +34,7 @@ from headgate.limits import (
 
 __all__ = [
     "AdaptiveConcurrency",
+    "AsyncRedisKeyed",
     "ClockMovedBackwards",
     "ConcurrencyLimit",
     "ConfigError",
@@ -36,14 +45,17 @@ __all__ = [
     "LeakyBucket",
     "Limit",
     "ManualClock",
+    "ProtocolError",
     "RateLimited",
     "RateLimiter",
+    "RedisKeyed",
     "SlidingCounter",
     "SlidingWindow",
     "Snowflake",
     "SnowflakeParts",
     "SystemClock",
     "TokenBucket",
+    "Unavailable",
     "limited",
     "parse_limits",
 ]

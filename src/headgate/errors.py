@@ -5,7 +5,7 @@ Headgate raises on purpose comes from `HeadgateError`, so one `except` catches
 "the limiter said no, or could not say" and nothing that is a bug in the caller.
 """
 
-__all__ = ["ClockMovedBackwards", "ConfigError", "HeadgateError"]
+__all__ = ["ClockMovedBackwards", "ConfigError", "HeadgateError", "ProtocolError", "Unavailable"]
 
 
 class HeadgateError(Exception):
@@ -14,6 +14,14 @@ class HeadgateError(Exception):
 
 class ConfigError(HeadgateError):
     """The configuration (a file, a flag, the environment) cannot be used as it is."""
+
+
+class Unavailable(HeadgateError):
+    """The world did not answer: a machine that is down, a network that is slow, a full disk."""
+
+
+class ProtocolError(HeadgateError):
+    """The peer sent what makes no sense in the protocol that was agreed on."""
 
 
 class ClockMovedBackwards(HeadgateError):

@@ -20,9 +20,11 @@ from headgate.limits.concurrency import ConcurrencyLimit
 from headgate.limits.denial import RateLimited
 from headgate.limits.limit import Limit, parse_limits
 from headgate.limits.limited import limited
+from headgate.limits.redis import AsyncRedisKeyed, RedisKeyed
 
 __all__ = [
     "AdaptiveConcurrency",
+    "AsyncRedisKeyed",
     "ConcurrencyLimit",
     "Decision",
     "FixedWindow",
@@ -31,6 +33,7 @@ __all__ = [
     "Limit",
     "RateLimited",
     "RateLimiter",
+    "RedisKeyed",
     "SlidingCounter",
     "SlidingWindow",
     "TokenBucket",

@@ -2,7 +2,7 @@
 
 `RedisKeyed` for threads and `AsyncRedisKeyed` for asyncio are shells around one `Judge`,
 which has no socket and is told the time: it asks Redis by a script (`script.py`,
-`limits.lua`), spends leases (`_leases.pyx`), or, while Redis is away (`outage.py`), lets
+`lua/`), spends leases (`_leases.pyx`), or, while Redis is away (`outage.py`), lets
 each node have its share (`share.py`).
 """
 

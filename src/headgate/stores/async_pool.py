@@ -60,7 +60,9 @@ class AsyncRedisPool:
         endpoint = self._topology.endpoint(key) or await self._discover(key, deadline)
         ask = b""
         for _ in range(MOST_REDIRECTIONS):
-            replies = await self._exchange_with(endpoint, ask + payload, count + bool(ask), deadline)
+            replies = await self._exchange_with(
+                endpoint, ask + payload, count + bool(ask), deadline
+            )
             replies = replies[bool(ask) :]
             first = replies[0]
             if not isinstance(first, ErrorReply) or first.code not in ("MOVED", "ASK"):
@@ -156,14 +158,18 @@ class AsyncRedisPool:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = AsyncConnection(endpoint, raw)
             name = endpoint.host if address.tls is not None else None
-            create = loop.create_unix_connection if family == socket.AF_UNIX else loop.create_connection
+            create = (
+                loop.create_unix_connection if family == socket.AF_UNIX else loop.create_connection
+            )
             await create(lambda: connection, sock=raw, ssl=address.tls, server_hostname=name)  # type: ignore[operator]
         except BaseException:
             raw.close()
             raise
         try:
             if address.login:
-                for reply in await connection.exchange(address.login, address.login_count, deadline):
+                for reply in await connection.exchange(
+                    address.login, address.login_count, deadline
+                ):
                     if isinstance(reply, ErrorReply):
                         raise reply
         except BaseException:

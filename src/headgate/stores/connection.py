@@ -61,7 +61,9 @@ class Connection:
             raise Unavailable(f"Redis at {self.endpoint} did not answer in time") from None
         except OSError as error:
             self.close()
-            raise Unavailable(f"the connection to Redis at {self.endpoint} broke: {error}") from error
+            raise Unavailable(
+                f"the connection to Redis at {self.endpoint} broke: {error}"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -79,7 +81,9 @@ class Connection:
                 break
             self._set_timeout(deadline)
         if self._replies.has_more():
-            raise ProtocolError(f"Redis at {self.endpoint} sent more replies than there were commands")
+            raise ProtocolError(
+                f"Redis at {self.endpoint} sent more replies than there were commands"
+            )
         return replies
 
     def _set_timeout(self, deadline: float) -> None:

@@ -57,7 +57,9 @@ class Lookup(Generic[Answer]):
             if self._asking is None:
                 self._asking = Future()
                 name = f"headgate: {self._what}"
-                threading.Thread(target=self._run, args=(self._asking,), name=name, daemon=True).start()
+                threading.Thread(
+                    target=self._run, args=(self._asking,), name=name, daemon=True
+                ).start()
             return self._asking
 
     def _run(self, asking: Future[Answer]) -> None:

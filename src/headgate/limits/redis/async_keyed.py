@@ -179,7 +179,9 @@ class AsyncRedisKeyed:
                 await line.turn.acquire()
         except TimeoutError:
             look = await self.check(key, 0)
-            refused = Decision(False, look.limit, look.remaining, look.retry_after, look.reset_after)
+            refused = Decision(
+                False, look.limit, look.remaining, look.retry_after, look.reset_after
+            )
             raise RateLimited(refused) from None
 
     async def _sleep(self, seconds: float) -> None:

@@ -22,7 +22,11 @@ DEEPEST = 8  # tuples within tuples, as in `Keyed`
 def encode(key: Key) -> bytes:
     """The key as bytes; TypeError for what is no key."""
     text = _encode(key, DEEPEST)
-    return text if len(text) <= LONGEST else b"\0h" + blake2b(text, digest_size=32).hexdigest().encode()
+    return (
+        text
+        if len(text) <= LONGEST
+        else b"\0h" + blake2b(text, digest_size=32).hexdigest().encode()
+    )
 
 
 def _encode(key: Key, depth: int) -> bytes:

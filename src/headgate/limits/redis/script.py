@@ -134,7 +134,9 @@ class Script:
 
     def _head(self, verb: str, is_whole: bool) -> bytes:
         words = [*(self._whole if is_whole else self._by_hash), len(self.limits)]
-        count = len(words) + len(self.limits) + 2 + len(self._numbers) + (2 if verb == "lease" else 1)
+        count = (
+            len(words) + len(self.limits) + 2 + len(self._numbers) + (2 if verb == "lease" else 1)
+        )
         return b"*%d\r\n" % count + pack(*words).partition(b"\r\n")[2]
 
     def _tail(self, verb: str) -> bytes:
@@ -179,5 +181,7 @@ def _five(reply: object) -> tuple[float, float, float, float, float]:
     try:
         allowed, index, one, two, three = map(float, reply.split())  # type: ignore[attr-defined]
     except (AttributeError, ValueError):
-        raise ProtocolError(f"Redis answered {reply!r} to a script that answers five numbers") from None
+        raise ProtocolError(
+            f"Redis answered {reply!r} to a script that answers five numbers"
+        ) from None
     return allowed, index, one, two, three

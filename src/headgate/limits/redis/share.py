@@ -25,7 +25,9 @@ __all__ = ["LocalShare"]
 class LocalShare:
     """The limits of a fleet, divided by the number of its nodes."""
 
-    def __init__(self, limits: Sequence[Limit], bursts: Sequence[float], clock: Clock | None) -> None:
+    def __init__(
+        self, limits: Sequence[Limit], bursts: Sequence[float], clock: Clock | None
+    ) -> None:
         self._limits = tuple(limits)
         self._bursts = tuple(bursts)
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Set-up for all tests: how many examples the property tests try, a clock in the hand, a real Redis."""
+"""Set-up for all tests: how many examples properties try, a clock in the hand, a real Redis."""
 
 import os
 from collections.abc import Iterator

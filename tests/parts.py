@@ -30,7 +30,10 @@ def find_redis_server() -> str:
 
 
 class RedisServer:
-    """A redis-server on a port and a socket of its own, with nothing on disk."""
+    """A redis-server on a port and a socket of its own, with nothing on disk.
+
+    `options` are as on its command line; the first may be a configuration file.
+    """
 
     def __init__(self, directory: Path, *options: str) -> None:
         self._program = find_redis_server()
@@ -56,13 +59,15 @@ class RedisServer:
         return redis.Redis(port=self.port, decode_responses=True)
 
     def start(self) -> None:
+        config = [one for one in self._options[:1] if not one.startswith("--")]
         self._process = subprocess.Popen(
             [
                 self._program,
+                *config,
                 *("--port", str(self.port), "--bind", "127.0.0.1"),
                 *("--unixsocket", str(self._directory / "redis.sock")),
                 *("--dir", str(self._directory), "--save", "", "--appendonly", "no"),
-                *self._options,
+                *self._options[len(config) :],
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

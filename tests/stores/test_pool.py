@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -28,11 +28,8 @@ def peer(behave: Callable[[socket.socket], None]) -> Iterator[str]:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            with connection:
-                try:
-                    behave(connection)
-                except OSError:
-                    pass
+            with connection, suppress(OSError):
+                behave(connection)
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -40,7 +40,6 @@ class AsyncRedisPool:
             weakref.WeakKeyDictionary()
         )
         self._orphans: list[_LoopConnections] = []
-        self._is_closed = False
         forget = weakref.WeakMethod(self._forget)
         os.register_at_fork(after_in_child=lambda: (found := forget()) and found())
 
@@ -72,8 +71,7 @@ class AsyncRedisPool:
         return replies
 
     async def close(self) -> None:
-        """Close what the running loop has open; other loops close their own."""
-        self._is_closed = True
+        """Close what the running loop has open. Other loops close their own; a call opens anew."""
         here = self._loops.pop(asyncio.get_running_loop(), None)
         if here is None:
             return
@@ -116,8 +114,6 @@ class AsyncRedisPool:
             return connection
         task = here.opening.get(endpoint)
         if task is None:
-            if self._is_closed:
-                raise Unavailable("this pool of connections to Redis was closed")
             task = asyncio.create_task(self._open(here, endpoint, deadline))
             here.opening[endpoint] = task
             task.add_done_callback(lambda done: _opened(here, endpoint, done))
@@ -161,7 +157,7 @@ class AsyncRedisPool:
             create = (
                 loop.create_unix_connection if family == socket.AF_UNIX else loop.create_connection
             )
-            await create(lambda: connection, sock=raw, ssl=address.tls, server_hostname=name)  # type: ignore[operator]
+            await create(lambda: connection, sock=raw, ssl=address.tls, server_hostname=name)
         except BaseException:
             raw.close()
             raise

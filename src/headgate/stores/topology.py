@@ -98,11 +98,15 @@ class Topology:
             self.discovery.forget()
 
     def _ask_sentinels(self) -> None:
-        redis_sentinel = load("redis").sentinel
-        options = {**self.address.options, "socket_timeout": DISCOVERY_SECONDS}
-        # The login is the master's; sentinels are asked without one.
-        sentinel = redis_sentinel.Sentinel(
-            [(one.host, one.port) for one in self.address.endpoints], **_without_login(options)
+        redis = load("redis")
+        # The login of the URL is the master's; sentinels are asked without one. No second
+        # tries: the caller who waits has a better use for the time, the next sentinel.
+        options = _without_login(self.address.options) | {
+            "socket_timeout": DISCOVERY_SECONDS,
+            "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+        }
+        sentinel = redis.sentinel.Sentinel(
+            [(one.host, one.port) for one in self.address.endpoints], sentinel_kwargs=options
         )
         try:
             host, port = sentinel.discover_master(self.address.service)

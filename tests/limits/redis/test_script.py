@@ -16,7 +16,7 @@ from tests.parts import RedisServer
 ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_window"]
 # Periods of hours: keys expire in real time, and would do so between two steps of a short one.
 PERIOD = 40_000
-LIMITS = {name: f"10/{PERIOD} seconds; 14/{2 * PERIOD} seconds" for name in ALGORITHMS}
+LIMITS = f"10/{PERIOD} seconds; 14/{2 * PERIOD} seconds"
 numbers = itertools.count()
 
 
@@ -56,8 +56,8 @@ def test_the_script_and_keyed_agree_on_every_timeline(
     start: float,
 ) -> None:
     clock = ManualClock(start)
-    keyed = Keyed(LIMITS[algorithm], algorithm=algorithm, clock=clock)
-    timeline = Timeline(redis_process, LIMITS[algorithm], algorithm, start)
+    keyed = Keyed(LIMITS, algorithm=algorithm, clock=clock)
+    timeline = Timeline(redis_process, LIMITS, algorithm, start)
     try:
         for step, amount, is_refund in schedule:
             clock.advance(step / 1e6)
@@ -161,10 +161,11 @@ def test_keys_expire_when_nothing_is_in_use_any_more(
         assert keyed.check("a", 0).allowed
         assert client.keys() == []  # a look leaves nothing behind
         assert keyed.allow("a")
-        lives = sorted(client.pttl(key) for key in client.keys())
+        names = client.keys()
+        lives = sorted(client.pttl(name) for name in names)
         assert len(lives) == 2
         assert 0 < lives[0] <= 2002
         assert 0 < lives[1] <= 120_002
-        assert all("{a}" in key for key in client.keys())
+        assert all("{a}" in name for name in names)
         keyed.reset("a")
         assert client.keys() == []

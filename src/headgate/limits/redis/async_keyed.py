@@ -120,7 +120,10 @@ class AsyncRedisKeyed:
         await self._carry_out(self._judge.reset(key))
 
     async def close(self) -> None:
-        """Give back what is leased and close the running loop's connection."""
+        """Give back what is leased, and close the running loop's connection.
+
+        A later call opens it anew: other event loops may still be using the limiter.
+        """
         await self._carry_out(self._judge.close(), CLOSE_SECONDS)
         await self._pool.close()
 

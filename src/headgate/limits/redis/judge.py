@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
     key: bytes
     payload: bytes
-    count: int
+    replies: int
 
 
 Answer = TypeVar("Answer")
@@ -170,8 +170,8 @@ class Judge:
             ]
         if self._outage.state == "redis":
             try:
-                for request in requests:
-                    yield request
+                while requests:
+                    yield requests.pop()
             except (Unavailable, ProtocolError):
                 return
 
@@ -264,7 +264,7 @@ class Judge:
         return self._script.announce(self._census.name, NAME_LIVES)
 
     def _announce_apart(self) -> Plan[None]:
-        """In a cluster the set of the nodes is on a server of its own. It may fail: see next time."""
+        """In a cluster the set of the nodes is on a server of its own. It may fail."""
         try:
             (nodes,) = yield Request(self._script.nodes_key, self._announcement(), 1)
         except HeadgateError:

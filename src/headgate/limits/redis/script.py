@@ -105,8 +105,14 @@ class Script:
 
     def command_at(self, microseconds: int, verb: str, name: bytes, *costs: float) -> bytes:
         """As `command`, at a time of one's own: so tests can hold the script beside `Keyed`."""
-        words = [verb, str(microseconds), *self._numbers, *costs]
-        return pack(*self._whole, len(self.limits), *self.keys(name), *words)
+        head: list[bytes | str | int] = [
+            *self._whole,
+            len(self.limits),
+            *self.keys(name),
+            verb,
+            microseconds,
+        ]
+        return pack(*head, *self._numbers, *costs)
 
     def announce(self, name: str, lives: float) -> bytes:
         """Sent whole each time: it is short, and seldom."""
@@ -133,7 +139,7 @@ class Script:
         return Grant(amount, int(index), retry_after * 1e-6, paid_after * 1e-6)
 
     def _head(self, verb: str, is_whole: bool) -> bytes:
-        words = [*(self._whole if is_whole else self._by_hash), len(self.limits)]
+        words: list[bytes | int] = [*(self._whole if is_whole else self._by_hash), len(self.limits)]
         count = (
             len(words) + len(self.limits) + 2 + len(self._numbers) + (2 if verb == "lease" else 1)
         )

@@ -91,7 +91,7 @@ def many_in_flight(url: str) -> list[Row]:
                     ("limits", lambda: peer.hit(item, KEY)),
                 ):
                     best[name] = min(best[name], await spend(ask))
-        await storage.storage.aclose()
+        await storage.bridge.get_connection().aclose()
         return {name: Times(took, took) for name, took in best.items()}
 
     times = asyncio.run(turns())

@@ -56,17 +56,20 @@ class AsyncRedisPool:
 
     async def exchange(self, key: bytes, payload: bytes, count: int, deadline: float) -> list[Any]:
         """As `RedisPool.exchange`."""
-        endpoint = self._topology.endpoint(key) or await self._discover(key, deadline)
+        topology = self._topology
+        endpoint = topology.only or topology.endpoint(key) or await self._discover(key, deadline)
         ask = b""
         for _ in range(MOST_REDIRECTIONS):
-            replies = await self._exchange_with(
-                endpoint, ask + payload, count + bool(ask), deadline
-            )
-            replies = replies[bool(ask) :]
+            if ask:
+                _, *replies = await self._exchange_with(
+                    endpoint, ask + payload, count + 1, deadline
+                )
+            else:
+                replies = await self._exchange_with(endpoint, payload, count, deadline)
             first = replies[0]
             if not isinstance(first, ErrorReply) or first.code not in ("MOVED", "ASK"):
                 return replies
-            endpoint = self._topology.redirect(key, first)
+            endpoint = topology.redirect(key, first)
             ask = pack("ASKING") if first.code == "ASK" else b""
         return replies
 

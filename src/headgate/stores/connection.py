@@ -23,12 +23,15 @@ from headgate.stores.topology import SocketAddress
 __all__ = ["Connection"]
 
 _CLOSE_ENOUGH = 0.002  # seconds by which a time-out that is set may differ from what is left
+_READ_AT_ONCE = 16_384  # bytes
+# The reply of most calls, known by its looks: a limiter's yes and no.
+_KNOWN = {b":1\r\n": 1, b":0\r\n": 0}
 
 
 class Connection:
     """An open connection, logged in."""
 
-    __slots__ = ("_replies", "_socket", "_timeout", "endpoint")
+    __slots__ = ("_receive", "_replies", "_send", "_socket", "_timeout", "endpoint")
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class Connection:
         self._timeout = -1.0
         self._replies = Replies()
         self._socket = _connect(address, endpoint, sockets, deadline)
+        self._send = self._socket.send
+        self._receive = self._socket.recv
         if address.login:
             for reply in self.exchange(address.login, address.login_count, deadline):
                 if isinstance(reply, ErrorReply):
@@ -50,12 +55,16 @@ class Connection:
     def exchange(self, payload: bytes, count: int, deadline: float) -> list[Any]:
         """Send packed commands and return their `count` replies."""
         try:
-            self._set_timeout(deadline)
-            sent = self._socket.send(payload)
+            if abs(deadline - monotonic() - self._timeout) > _CLOSE_ENOUGH:
+                self._set_timeout(deadline)
+            sent = self._send(payload)
             while sent < len(payload):
                 self._set_timeout(deadline)
-                sent += self._socket.send(memoryview(payload)[sent:])
-            replies = self._receive(count, deadline)
+                sent += self._send(memoryview(payload)[sent:])
+            data = self._receive(_READ_AT_ONCE)
+            if count == 1 and data in _KNOWN:
+                return [_KNOWN[data]]
+            return self._read(data, count, deadline)
         except (BlockingIOError, TimeoutError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self.close()
             raise Unavailable(f"Redis at {self.endpoint} did not answer in time") from None
@@ -67,12 +76,10 @@ class Connection:
         except BaseException:
             self.close()
             raise
-        return replies
 
-    def _receive(self, count: int, deadline: float) -> list[Any]:
+    def _read(self, data: bytes, count: int, deadline: float) -> list[Any]:
         replies: list[Any] = []
         while True:
-            data = self._socket.recv(65536)
             if not data:
                 raise ConnectionResetError("closed by the server")
             self._replies.feed(data)
@@ -80,6 +87,7 @@ class Connection:
             if len(replies) == count:
                 break
             self._set_timeout(deadline)
+            data = self._receive(_READ_AT_ONCE)
         if self._replies.has_more():
             raise ProtocolError(
                 f"Redis at {self.endpoint} sent more replies than there were commands"

@@ -59,15 +59,18 @@ class RedisPool:
 
         Raises `Unavailable` or `ProtocolError`; errors that Redis answered are values.
         """
-        endpoint = self._topology.endpoint(key) or self._discover(key, deadline)
+        topology = self._topology
+        endpoint = topology.only or topology.endpoint(key) or self._discover(key, deadline)
         ask = b""
         for _ in range(MOST_REDIRECTIONS):
-            replies = self._exchange_with(endpoint, ask + payload, count + bool(ask), deadline)
-            replies = replies[bool(ask) :]
+            if ask:
+                _, *replies = self._exchange_with(endpoint, ask + payload, count + 1, deadline)
+            else:
+                replies = self._exchange_with(endpoint, payload, count, deadline)
             first = replies[0]
             if not isinstance(first, ErrorReply) or first.code not in ("MOVED", "ASK"):
                 return replies
-            endpoint = self._topology.redirect(key, first)
+            endpoint = topology.redirect(key, first)
             ask = pack("ASKING") if first.code == "ASK" else b""
         return replies
 
@@ -79,19 +82,19 @@ class RedisPool:
         self, endpoint: Endpoint, payload: bytes, count: int, deadline: float
     ) -> list[Any]:
         idle = self._idle.get(endpoint)
+        if idle is None:
+            idle = self._idle.setdefault(endpoint, deque())
         try:
-            if idle:
-                try:
-                    connection = idle.pop()
-                except IndexError:  # another thread took the last one
-                    connection = self._open(endpoint, deadline)
-            else:
+            try:
+                connection = idle.pop()
+                was_idle = True
+            except IndexError:
                 connection = self._open(endpoint, deadline)
-                idle = None
+                was_idle = False
             try:
                 replies = connection.exchange(payload, count, deadline)
             except Unavailable as error:
-                if idle is None or not isinstance(error.__cause__, ConnectionError):
+                if not was_idle or not isinstance(error.__cause__, ConnectionError):
                     raise
                 connection = self._open(endpoint, deadline)
                 replies = connection.exchange(payload, count, deadline)
@@ -103,16 +106,11 @@ class RedisPool:
             # A failover made this one a replica; its name may lead elsewhere now.
             connection.close()
             self._topology.doubt()
-        else:
-            self._put_back(connection)
-        return replies
-
-    def _put_back(self, connection: Connection) -> None:
-        idle = self._idle.setdefault(connection.endpoint, deque())
-        if len(idle) < MOST_IDLE and not self._is_closed:
+        elif len(idle) < MOST_IDLE and not self._is_closed:
             idle.append(connection)
         else:
             connection.close()
+        return replies
 
     def _open(self, endpoint: Endpoint, deadline: float) -> Connection:
         if self._is_closed:

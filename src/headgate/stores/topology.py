@@ -33,7 +33,8 @@ class Topology:
         self._names: dict[Endpoint, Lookup[list[SocketAddress]]] = {}
         self._resolved: dict[Endpoint, list[SocketAddress]] = {}
         self._by_slot: list[Endpoint | None] = []
-        self._single: Endpoint | None = None if address.kind else address.endpoints[0]
+        self.only = None if address.kind else address.endpoints[0]  # where nothing can change
+        self._single = self.only
         self._is_doubted = False
         asked = {"sentinel": self._ask_sentinels, "cluster": self._ask_cluster}
         if address.kind:

@@ -16,7 +16,7 @@ from tests.parts import RedisServer
 ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_window"]
 # Periods of hours: keys expire in real time, and would do so between two steps of a short one.
 PERIOD = 40_000
-LIMITS = f"10/{PERIOD} seconds; 14/{2 * PERIOD} seconds"
+LIMITS = [f"10/{PERIOD} seconds", f"10/{PERIOD} seconds; 14/{2 * PERIOD} seconds"]
 numbers = itertools.count()
 
 
@@ -48,27 +48,35 @@ schedules = st.lists(st.tuples(steps, st.integers(1, 10), st.booleans()), max_si
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@given(schedule=schedules, start=st.sampled_from([0.0, 12_345.0, 10.0 * PERIOD]))
+@given(
+    schedule=schedules,
+    start=st.sampled_from([0.0, 12_345.0, 10.0 * PERIOD]),
+    limits=st.sampled_from(LIMITS),
+)
 def test_the_script_and_keyed_agree_on_every_timeline(
     redis_process: RedisServer,
     algorithm: str,
     schedule: list[tuple[int, int, bool]],
     start: float,
+    limits: str,
 ) -> None:
     clock = ManualClock(start)
-    keyed = Keyed(LIMITS, algorithm=algorithm, clock=clock)
-    timeline = Timeline(redis_process, LIMITS, algorithm, start)
+    keyed = Keyed(limits, algorithm=algorithm, clock=clock)
+    timeline = Timeline(redis_process, limits, algorithm, start)
+    twin = Timeline(redis_process, limits, algorithm, start)  # asked for yes or no alone
     try:
         for step, amount, is_refund in schedule:
             clock.advance(step / 1e6)
-            timeline.now += step
+            timeline.now = twin.now = timeline.now + step
             cost = 1 if algorithm == "leaky_bucket" else amount
             if is_refund:
                 keyed.refund("a", cost)
                 timeline.ask("refund", cost)
+                twin.ask("refund", cost)
                 cost = 0
             ours, theirs = timeline.check(cost), keyed.check("a", cost)
             assert ours.allowed is theirs.allowed
+            assert twin.ask("allow", cost) == theirs.allowed
             # Not to the last bit: a key with next to nothing in use may expire between two steps.
             assert ours.remaining == pytest.approx(theirs.remaining, abs=1e-4)
             assert ours.retry_after == pytest.approx(theirs.retry_after, rel=1e-4, abs=1.0)
@@ -76,6 +84,7 @@ def test_the_script_and_keyed_agree_on_every_timeline(
                 assert ours.reset_after == pytest.approx(theirs.reset_after, rel=1e-4, abs=1.0)
     finally:
         timeline.pool.close()
+        twin.pool.close()
 
 
 NOW = 1_790_000_000.0

@@ -76,7 +76,17 @@ class AsyncRedisKeyed:
             allowed = self._leases.spend(key, cost)
             if allowed is not None:
                 return allowed
-        return await self._carry_out(self._judge.allow(key, cost))
+        deadline = monotonic() + self._timeout
+        usual = self._judge.usual(key, cost)
+        if usual is not None:
+            ticket, command = usual
+            try:
+                (reply,) = await self._pool.exchange(b"", command, 1, deadline)
+            except (Unavailable, ProtocolError) as error:
+                return self._judge.unanswered(ticket, key, cost, error)
+            if reply in (0, 1):
+                return self._judge.answered(reply == 1)
+        return await self._carry_out(self._judge.allow(key, cost), deadline)
 
     async def check(self, key: Key, cost: float = 1.0) -> Decision:
         """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
@@ -124,7 +134,7 @@ class AsyncRedisKeyed:
 
         A later call opens it anew: other event loops may still be using the limiter.
         """
-        await self._carry_out(self._judge.close(), CLOSE_SECONDS)
+        await self._carry_out(self._judge.close(), monotonic() + CLOSE_SECONDS)
         await self._pool.close()
 
     @property
@@ -158,8 +168,9 @@ class AsyncRedisKeyed:
     def __repr__(self) -> str:
         return f"AsyncRedisKeyed({self._judge.describe()})"
 
-    async def _carry_out(self, plan: Plan[Answer], seconds: float = 0.0) -> Answer:
-        deadline = monotonic() + (seconds or self._timeout)
+    async def _carry_out(self, plan: Plan[Answer], deadline: float | None = None) -> Answer:
+        if deadline is None:
+            deadline = monotonic() + self._timeout
         exchange = self._pool.exchange
         try:
             request = next(plan)

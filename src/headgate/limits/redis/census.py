@@ -23,13 +23,13 @@ class Census:
         self.nodes = 1 if nodes is None else whole("nodes", nodes, 1)
         self.is_given = nodes is not None
         self.name = secrets.token_hex(8)
-        self._next = math.inf if self.is_given else -math.inf
+        self.due_at = math.inf if self.is_given else -math.inf
 
     def is_due(self, now: float) -> bool:
-        """Whether to announce oneself with this call."""
-        if now < self._next:
+        """Whether to announce oneself with this call, which is then taken to do so."""
+        if now < self.due_at:
             return False
-        self._next = now + ANNOUNCE_EVERY
+        self.due_at = now + ANNOUNCE_EVERY
         return True
 
     def learn(self, nodes: int) -> None:
@@ -38,4 +38,4 @@ class Census:
     def rename(self) -> None:
         """In a forked child, which is a node of its own."""
         self.name = secrets.token_hex(8)
-        self._next = math.inf if self.is_given else -math.inf
+        self.due_at = math.inf if self.is_given else -math.inf

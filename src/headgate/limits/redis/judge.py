@@ -26,7 +26,7 @@ from headgate.limits.limit import Key, LimitLike
 from headgate.limits.redis._leases import Leases
 from headgate.limits.redis._tally import Tally
 from headgate.limits.redis.census import NAME_LIVES, Census
-from headgate.limits.redis.keys import encode
+from headgate.limits.redis.keys import ESCAPED, LONGEST, encode
 from headgate.limits.redis.metrics import RedisMetrics
 from headgate.limits.redis.outage import Outage
 from headgate.limits.redis.script import Script
@@ -83,6 +83,7 @@ class Judge:
         self._census = Census(nodes)
         self._share = LocalShare(limits, self._script.bursts, clock)
         self.leases = self._make_leases(lot, clock)
+        self._has_usual = mode == "exact" and not is_cluster and self._most >= 1.0
 
     def _make_leases(self, lot: float | None, clock: Clock | None) -> Leases | None:
         if self.mode == "exact":
@@ -100,6 +101,34 @@ class Judge:
         leases = Leases(rate, self._most, lot, self._tally, clock)
         leases.divide(self._census.nodes)
         return leases
+
+    def usual(self, key: Key, cost: float) -> tuple[int, bytes] | None:
+        """What nearly every call is: one command, one reply, without the cost of a plan.
+
+        A ticket and the command for a str and a cost of 1 while all is well, or None. The
+        caller tells `answered` or `unanswered` what came of it, or makes a plan after all.
+        """
+        outage = self._outage
+        if (
+            type(key) is not str
+            or cost != 1.0
+            or outage.state != "redis"
+            or not self._has_usual
+            or self._now() >= self._census.due_at
+        ):
+            return None
+        name = key.encode("utf-8", "surrogatepass")
+        if name[:1] in ESCAPED or len(name) > LONGEST:
+            return None
+        return outage.ticket, self._script.usual(name)
+
+    def answered(self, allowed: bool) -> bool:
+        self._tally.count(allowed, False)
+        return allowed
+
+    def unanswered(self, ticket: int, key: Key, cost: float, error: HeadgateError) -> bool:
+        self._outage.failed(ticket, self._now(), error)
+        return self._decide_here(key, cost).allowed
 
     def allow(self, key: Key, cost: float) -> Plan[bool]:
         self.check_cost(cost)

@@ -73,7 +73,17 @@ class RedisKeyed:
             allowed = self._leases.spend(key, cost)
             if allowed is not None:
                 return allowed
-        return self._carry_out(self._judge.allow(key, cost))
+        deadline = monotonic() + self._timeout
+        usual = self._judge.usual(key, cost)
+        if usual is not None:
+            ticket, command = usual
+            try:
+                (reply,) = self._pool.exchange(b"", command, 1, deadline)
+            except (Unavailable, ProtocolError) as error:
+                return self._judge.unanswered(ticket, key, cost, error)
+            if reply in (0, 1):
+                return self._judge.answered(reply == 1)
+        return self._carry_out(self._judge.allow(key, cost), deadline)
 
     def check(self, key: Key, cost: float = 1.0) -> Decision:
         """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
@@ -117,7 +127,7 @@ class RedisKeyed:
         if self._is_closed:
             return
         self._is_closed = True
-        self._carry_out(self._judge.close(), CLOSE_SECONDS)
+        self._carry_out(self._judge.close(), monotonic() + CLOSE_SECONDS)
         self._pool.close()
 
     @property
@@ -151,8 +161,9 @@ class RedisKeyed:
     def __repr__(self) -> str:
         return f"RedisKeyed({self._judge.describe()})"
 
-    def _carry_out(self, plan: Plan[Answer], seconds: float = 0.0) -> Answer:
-        deadline = monotonic() + (seconds or self._timeout)
+    def _carry_out(self, plan: Plan[Answer], deadline: float | None = None) -> Answer:
+        if deadline is None:
+            deadline = monotonic() + self._timeout
         exchange = self._pool.exchange
         try:
             request = next(plan)

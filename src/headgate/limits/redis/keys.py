@@ -13,9 +13,10 @@ from hashlib import blake2b
 
 from headgate.limits.limit import Key
 
-__all__ = ["LONGEST", "encode"]
+__all__ = ["ESCAPED", "LONGEST", "encode"]
 
 LONGEST = 512  # bytes
+ESCAPED = (b"\0", b"}")  # what a str may not start with, to stand as it is
 DEEPEST = 8  # tuples within tuples, as in `Keyed`
 
 
@@ -32,7 +33,7 @@ def encode(key: Key) -> bytes:
 def _encode(key: Key, depth: int) -> bytes:
     if isinstance(key, str):
         text = str.encode(key, "utf-8", "surrogatepass")
-        return b"\0s" + text if text[:1] in (b"\0", b"}") else text
+        return b"\0s" + text if text[:1] in ESCAPED else text
     if isinstance(key, bytes):
         return b"\0b" + key
     if isinstance(key, int):

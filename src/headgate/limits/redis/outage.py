@@ -27,7 +27,7 @@ class Outage:
         self.state = "redis"
         self.errors = 0
         self.last_error = ""
-        self._ticket = 1
+        self.ticket = 1  # for those who have seen that the state is "redis"
         self._backoff = 0.0
         self._until = 0.0
         self._lock = threading.Lock()
@@ -35,21 +35,21 @@ class Outage:
     def ask(self, now: float) -> int:
         """A ticket for one question to Redis, or 0: decide here."""
         if self.state == "redis":
-            return self._ticket
+            return self.ticket
         with self._lock:
             if self.state != "redis":
                 if now < self._until:
                     return 0
                 self.state = "probing"
                 self._until = now + PROBE_SECONDS
-                self._ticket += 1
-            return self._ticket
+                self.ticket += 1
+            return self.ticket
 
     def succeeded(self, ticket: int) -> None:
         if self.state == "redis":
             return
         with self._lock:
-            if ticket == self._ticket and self.state == "probing":
+            if ticket == self.ticket and self.state == "probing":
                 self.state = "redis"
                 self._backoff = 0.0
 
@@ -57,19 +57,19 @@ class Outage:
         with self._lock:
             self.errors += 1
             self.last_error = str(error)
-            if ticket == self._ticket and self.state != "local":
+            if ticket == self.ticket and self.state != "local":
                 self._backoff = min(max(2 * self._backoff, SHORTEST_BACKOFF), LONGEST_BACKOFF)
                 self.state = "local"
                 self._until = now + self._backoff
-                self._ticket += 1
+                self.ticket += 1
 
     def abandoned(self, ticket: int, now: float) -> None:
         """The caller was cancelled: if he was probing, the next one may."""
         with self._lock:
-            if ticket == self._ticket and self.state == "probing":
+            if ticket == self.ticket and self.state == "probing":
                 self.state = "local"
                 self._until = now
-                self._ticket += 1
+                self.ticket += 1
 
     def left(self, now: float) -> float:
         """Seconds of back-off that are left; 0 while Redis is asked."""

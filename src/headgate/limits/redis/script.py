@@ -27,12 +27,13 @@ from headgate.stores.resp import pack
 __all__ = ["Grant", "Script"]
 
 _TICK = 0.5e-6  # seconds; Redis tells whole microseconds
+_ONE = b"$1\r\n1\r\n"
 _LUA = Path(__file__).parent / "lua"
 _FILES = {
-    "bucket": ["bucket"],
-    "fixed": ["window", "fixed"],
-    "counter": ["window", "counter"],
-    "log": ["log"],
+    "bucket": ["start", "usual", "cells", "bucket", "decide"],
+    "fixed": ["start", "cells", "window", "fixed", "decide"],
+    "counter": ["start", "cells", "window", "counter", "decide"],
+    "log": ["start", "cells", "log", "decide"],
 }
 _FAMILIES = {
     "token_bucket": "bucket",
@@ -67,7 +68,7 @@ class Script:
         self.bursts = tuple(_burst(limit, algorithm) for limit in limits)
         self.nodes_key = f"{prefix}{{}}nodes".encode()
         self._family = _FAMILIES[algorithm]
-        source = _source("start", *_FILES[self._family], "decide")
+        source = _source(*_FILES[self._family])
         self._announcement = _source("announce")
         self._prefix = prefix.encode() + b"{"
         self._suffixes = _suffixes(self.limits, self._family)
@@ -84,6 +85,8 @@ class Script:
             for is_whole in (False, True)
         }
         self._tails = {verb: self._tail(verb) for verb in ("allow", "check", "refund", "lease")}
+        self._fixed_lengths = [len(self._prefix) + len(suffix) for suffix in self._suffixes]
+        self._pattern = self._make_pattern()
 
     def keys(self, name: bytes) -> list[bytes]:
         """The keys in Redis of an encoded key, one for each limit."""
@@ -98,10 +101,18 @@ class Script:
             length = len(self._prefix) + len(name) + len(suffix)
             parts.append(b"$%d\r\n%b%b%b\r\n" % (length, self._prefix, name, suffix))
         parts.append(self._tails[verb])
-        parts.append(b"$1\r\n1\r\n" if cost == 1.0 else _bulk(cost))
+        parts.append(_ONE if cost == 1.0 else _bulk(cost))
         if verb == "lease":
             parts.append(_bulk(cost if want is None else want))
         return b"".join(parts)
+
+    def usual(self, name: bytes) -> bytes:
+        """`command("allow", name, 1.0)`, which is what nearly every call sends."""
+        length = len(name)
+        words: list[int | bytes] = []
+        for fixed in self._fixed_lengths:
+            words += (fixed + length, name)
+        return self._pattern % tuple(words)
 
     def command_at(self, microseconds: int, verb: str, name: bytes, *costs: float) -> bytes:
         """As `command`, at a time of one's own: so tests can hold the script beside `Keyed`."""
@@ -144,6 +155,14 @@ class Script:
             len(words) + len(self.limits) + 2 + len(self._numbers) + (2 if verb == "lease" else 1)
         )
         return b"*%d\r\n" % count + pack(*words).partition(b"\r\n")[2]
+
+    def _make_pattern(self) -> bytes:
+        """The whole command `allow` for a cost of 1, with a gap for each length and name."""
+        keys = b"".join(
+            b"$%%d\r\n%b%%b%b\r\n" % (self._prefix.replace(b"%", b"%%"), suffix)
+            for suffix in self._suffixes
+        )
+        return self._heads["allow", False] + keys + self._tails["allow"] + _ONE
 
     def _tail(self, verb: str) -> bytes:
         return pack(verb, "", *self._numbers).partition(b"\r\n")[2]

@@ -1,13 +1,12 @@
--- Token bucket: "used at", the units in use at a time. Not GCRA's one number: a million per
--- second times Unix time would leave no room for units.
+-- Token bucket: two doubles, the units in use and the time of that. Not GCRA's one number: a
+-- million per second times Unix time would leave no room for units.
 
 function read(rule)
   local value = redis.call('GET', rule.key)
-  local gap = value and string.find(value, ' ', 1, true)
-  if not gap then
-    return {used = 0, at = now}
+  local used, at = 0, now
+  if value and #value == 16 then
+    used, at = struct.unpack('<dd', value)
   end
-  local used, at = tonumber(string.sub(value, 1, gap)) or 0, tonumber(string.sub(value, gap)) or now
   if at < now then
     used, at = math.max(used - (now - at) * rule.rate, 0), now
   end
@@ -32,8 +31,8 @@ end
 
 function charge(rule, cell, cost)
   cell.used = cell.used + cost
-  local value = string.format('%.17g %.0f', cell.used, cell.at)
-  redis.call('SET', rule.key, value, 'PX', life(idle_after(rule, cell)))
+  local value = struct.pack('<dd', cell.used, cell.at)
+  redis.call('PSETEX', rule.key, life(idle_after(rule, cell)), value)
 end
 
 function refund(rule, cell, cost)

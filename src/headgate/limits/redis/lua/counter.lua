@@ -34,7 +34,7 @@ end
 function charge(rule, cell, cost)
   cell.used = cell.used + cost
   local value = string.format('%.0f %.17g %.17g', cell.number, cell.used, cell.before)
-  redis.call('SET', rule.key, value, 'PX', life(cell.left + rule.span))
+  redis.call('PSETEX', rule.key, life(cell.left + rule.span), value)
 end
 
 function refund(rule, cell, cost)

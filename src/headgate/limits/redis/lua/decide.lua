@@ -3,7 +3,7 @@
 local rules, cells = {}, {}
 for i = 1, #KEYS do
   local at = 5 * i - 2
-  local rule = {
+  rules[i] = {
     key = KEYS[i],
     limit = tonumber(ARGV[at]),
     rate = tonumber(ARGV[at + 1]),
@@ -11,9 +11,8 @@ for i = 1, #KEYS do
     slack = tonumber(ARGV[at + 3]),
     tick = tonumber(ARGV[at + 4]),
   }
-  rules[i], cells[i] = rule, read(rule)
+  cells[i] = read(rules[i])
 end
-local cost = tonumber(ARGV[5 * #KEYS + 3])
 
 if verb == 'refund' then
   for i, rule in ipairs(rules) do

@@ -18,7 +18,7 @@ end
 function charge(rule, cell, cost)
   cell.used = cell.used + cost
   local value = string.format('%.0f %.17g', cell.number, cell.used)
-  redis.call('SET', rule.key, value, 'PX', life(cell.left))
+  redis.call('PSETEX', rule.key, life(cell.left), value)
 end
 
 function refund(rule, cell, cost)

@@ -1,7 +1,7 @@
 -- One decision about one key, on the server's own time. The algorithms are those of
--- `_cells.pxd`; only the way of writing a cell down differs. The script for an algorithm is
--- this file, the file of the algorithm, and decide.lua: no more, for every function costs
--- a third of a microsecond at each call.
+-- `_cells.pxd`; only the way of writing a cell down differs. The script of an algorithm is
+-- this file, cells.lua, the algorithm's own and decide.lua; no more, for every function that
+-- is made costs a part of a microsecond at each call.
 --
 -- KEYS  one per limit.
 -- ARGV  verb, time or "", then for each limit: limit, rate, span, slack, tick, then cost
@@ -9,9 +9,6 @@
 --
 -- Times are in microseconds of Unix time, the rate in units per microsecond: whole numbers
 -- below 2^53, so that doubles have them exactly. A time is given in tests alone.
---
--- Each algorithm: read(rule) gives a cell; wait(rule, cell, cost), in_use(rule, cell) and
--- idle_after(rule, cell) look at it; charge and refund change it and write it down.
 --
 -- Each key lives until it has nothing in use: an absent key and an idle one are the same.
 -- A clock that goes back (a failover) mints nothing: a cell stands still until the time has
@@ -24,10 +21,5 @@ if not now then
   now = time[1] * 1000000 + time[2]
 end
 
+local cost = tonumber(ARGV[5 * #KEYS + 3])
 local LONGEST = 1e15 -- milliseconds that a key may be told to live
-
-local function life(microseconds)
-  return string.format('%.0f', math.min(math.ceil(microseconds / 1000) + 1, LONGEST))
-end
-
-local read, wait, in_use, idle_after, charge, refund

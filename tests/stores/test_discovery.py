@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate import AsyncRedisKeyed, RedisKeyed, Unavailable
+from headgate import AsyncRedisKeyed, ProtocolError, RedisKeyed, Unavailable
 from headgate.stores import ErrorReply, RedisPool
 from headgate.stores.address import Endpoint, parse_address
 from headgate.stores.topology import Topology, slot_of
@@ -67,6 +67,8 @@ def test_a_redirection_is_followed_and_a_moved_slot_remembered() -> None:
     asked = topology.redirect(b"123456789", ErrorReply("ASK 12739 ::1:7002"))
     assert asked == Endpoint("::1", 7002)
     assert topology.endpoint(b"123456789") == moved
+    with pytest.raises(ProtocolError, match="not where: 'MOVED 5'"):
+        topology.redirect(b"x", ErrorReply("MOVED 5"))
     other = topology.endpoint(b"other")
     assert slot_of(b"other") != 12739
     assert other == Endpoint("127.0.0.1", 1)

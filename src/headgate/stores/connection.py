@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from headgate.errors import ProtocolError, Unavailable
+from headgate.stores._wire import ask
 from headgate.stores.address import Address, Endpoint
 from headgate.stores.resp import ErrorReply, Replies
 from headgate.stores.topology import SocketAddress
@@ -24,14 +25,13 @@ __all__ = ["Connection"]
 
 _CLOSE_ENOUGH = 0.002  # seconds by which a time-out that is set may differ from what is left
 _READ_AT_ONCE = 16_384  # bytes
-# The reply of most calls, known by its looks: a limiter's yes and no.
-_KNOWN = {b":1\r\n": 1, b":0\r\n": 0}
+_LATE = (BlockingIOError, TimeoutError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection:
     """An open connection, logged in."""
 
-    __slots__ = ("_receive", "_replies", "_send", "_socket", "_timeout", "endpoint")
+    __slots__ = ("_fd", "_replies", "_socket", "_timeout", "endpoint")
 
     def __init__(
         self,
@@ -44,8 +44,7 @@ class Connection:
         self._timeout = -1.0
         self._replies = Replies()
         self._socket = _connect(address, endpoint, sockets, deadline)
-        self._send = self._socket.send
-        self._receive = self._socket.recv
+        self._fd = -1 if address.tls is not None else self._socket.fileno()
         if address.login:
             for reply in self.exchange(address.login, address.login_count, deadline):
                 if isinstance(reply, ErrorReply):
@@ -55,27 +54,38 @@ class Connection:
     def exchange(self, payload: bytes, count: int, deadline: float) -> list[Any]:
         """Send packed commands and return their `count` replies."""
         try:
-            if abs(deadline - monotonic() - self._timeout) > _CLOSE_ENOUGH:
-                self._set_timeout(deadline)
-            sent = self._send(payload)
+            self._set_timeout(deadline)
+            sent = self._socket.send(payload)
             while sent < len(payload):
                 self._set_timeout(deadline)
-                sent += self._send(memoryview(payload)[sent:])
-            data = self._receive(_READ_AT_ONCE)
-            if count == 1 and data in _KNOWN:
-                return [_KNOWN[data]]
-            return self._read(data, count, deadline)
-        except (BlockingIOError, TimeoutError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            self.close()
-            raise Unavailable(f"Redis at {self.endpoint} did not answer in time") from None
+                sent += self._socket.send(memoryview(payload)[sent:])
+            return self._read(self._socket.recv(_READ_AT_ONCE), count, deadline)
         except OSError as error:
-            self.close()
-            raise Unavailable(
-                f"the connection to Redis at {self.endpoint} broke: {error}"
-            ) from error
+            raise self._broken(error) from error
         except BaseException:
             self.close()
             raise
+
+    def ask(self, command: bytes, deadline: float) -> Any:
+        """`exchange` for one short command, and for the figures."""
+        if self._fd < 0:
+            return self.exchange(command, 1, deadline)[0]
+        try:
+            if abs(deadline - monotonic() - self._timeout) > _CLOSE_ENOUGH:
+                self._set_timeout(deadline)
+            reply = ask(self._fd, command)
+            return reply if isinstance(reply, int) else self._read(reply, 1, deadline)[0]
+        except OSError as error:
+            raise self._broken(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _broken(self, error: OSError) -> Unavailable:
+        self.close()
+        if isinstance(error, _LATE):
+            return Unavailable(f"Redis at {self.endpoint} did not answer in time")
+        return Unavailable(f"the connection to Redis at {self.endpoint} broke: {error}")
 
     def _read(self, data: bytes, count: int, deadline: float) -> list[Any]:
         replies: list[Any] = []
@@ -87,7 +97,7 @@ class Connection:
             if len(replies) == count:
                 break
             self._set_timeout(deadline)
-            data = self._receive(_READ_AT_ONCE)
+            data = self._socket.recv(_READ_AT_ONCE)
         if self._replies.has_more():
             raise ProtocolError(
                 f"Redis at {self.endpoint} sent more replies than there were commands"

@@ -33,7 +33,8 @@ class RedisPool:
     def __init__(self, url: str, timeout: float = 0.1) -> None:
         self._topology = Topology(parse_address(url))
         self._timeout = timeout
-        self._idle: dict[Endpoint, deque[Connection]] = {}
+        self._ready: deque[Connection] = deque()
+        self._idle = {self._topology.only: self._ready}  # by endpoint
         self._is_closed = False
         forget = weakref.WeakMethod(self._forget)
         os.register_at_fork(after_in_child=lambda: (found := forget()) and found())
@@ -52,6 +53,31 @@ class RedisPool:
         (reply,) = self.exchange(key, pack(*words), 1, monotonic() + self._timeout)
         if isinstance(reply, ErrorReply):
             raise reply
+        return reply
+
+    def ask(self, command: bytes, deadline: float) -> Any:
+        """The reply to one short command: `exchange` by the shortest way there is.
+
+        Not for clusters, where a command goes to the server of its key.
+        """
+        try:
+            connection = self._ready.pop()
+        except IndexError:
+            return self.exchange(b"", command, 1, deadline)[0]
+        try:
+            reply = connection.ask(command, deadline)
+        except Unavailable as error:
+            if not isinstance(error.__cause__, ConnectionError):
+                self._fail()
+                raise
+            return self.exchange(b"", command, 1, deadline)[0]
+        except ProtocolError:
+            self._fail()
+            raise
+        if self._is_closed:
+            connection.close()
+        else:
+            self._ready.append(connection)
         return reply
 
     def exchange(self, key: bytes, payload: bytes, count: int, deadline: float) -> list[Any]:
@@ -99,8 +125,7 @@ class RedisPool:
                 connection = self._open(endpoint, deadline)
                 replies = connection.exchange(payload, count, deadline)
         except (Unavailable, ProtocolError):
-            self._topology.doubt()
-            self._close_idle()
+            self._fail()
             raise
         if isinstance(replies[0], ErrorReply) and replies[0].code == "READONLY":
             # A failover made this one a replica; its name may lead elsewhere now.
@@ -130,6 +155,10 @@ class RedisPool:
         if endpoint is None:
             raise Unavailable(f"no server of the cluster {self._topology.address} has this slot")
         return endpoint
+
+    def _fail(self) -> None:
+        self._topology.doubt()
+        self._close_idle()
 
     def _close_idle(self) -> None:
         for idle in list(self._idle.values()):

@@ -13,6 +13,7 @@ import socket
 from binascii import crc_hqx
 from typing import Any
 
+from headgate.errors import ProtocolError
 from headgate.stores.address import Address, Endpoint
 from headgate.stores.lookup import Lookup
 from headgate.stores.resp import ErrorReply, load
@@ -65,8 +66,9 @@ class Topology:
 
     def redirect(self, key: bytes, reply: ErrorReply) -> Endpoint:
         """Where MOVED or ASK sends us; MOVED is remembered for the slot."""
-        _, _, where = reply.message.split(" ", 2)
-        host, _, port = where.rpartition(":")
+        host, _, port = reply.message.rpartition(" ")[2].rpartition(":")
+        if not port.isdecimal():
+            raise ProtocolError(f"Redis sent us elsewhere, but not where: {reply.message!r}")
         endpoint = Endpoint(host.strip("[]") or self.address.endpoints[0].host, int(port))
         if reply.code == "MOVED" and self._by_slot:
             self._by_slot[slot_of(key)] = endpoint

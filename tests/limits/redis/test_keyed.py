@@ -7,6 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -310,6 +312,16 @@ def test_what_is_wrong_is_said_at_once(reason: str) -> None:
     options = {"limit": "10/second", **WRONG[reason]}
     with pytest.raises(ValueError, match=reason):
         RedisKeyed("redis://127.0.0.1:1", options.pop("limit"), **options)
+
+
+def test_a_cost_may_be_any_kind_of_number(make: Make) -> None:
+    keyed = make("10/day", nodes=1)
+    assert keyed.allow("a", Fraction(5, 2))  # type: ignore[arg-type]
+    assert keyed.allow("a", True)
+    assert keyed.check("a", Decimal("1.5")).remaining == pytest.approx(5.0, abs=0.01)  # type: ignore[arg-type]
+    assert keyed.metrics.errors == 0
+    with pytest.raises(TypeError, match="cost must be a number, got '5'"):
+        keyed.allow("a", "5")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cost", [0, -1, 11, float("nan"), float("inf")])

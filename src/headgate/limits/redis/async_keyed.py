@@ -84,8 +84,10 @@ class AsyncRedisKeyed:
                 (reply,) = await self._pool.exchange(b"", command, 1, deadline)
             except (Unavailable, ProtocolError) as error:
                 return self._judge.unanswered(ticket, key, cost, error)
-            if reply in (0, 1):
-                return self._judge.answered(reply == 1)
+            if reply == 1 or reply == 0:
+                is_allowed: bool = reply == 1
+                self._judge.tally.count(is_allowed, False)
+                return is_allowed
         return await self._carry_out(self._judge.allow(key, cost), deadline)
 
     async def check(self, key: Key, cost: float = 1.0) -> Decision:
@@ -97,7 +99,7 @@ class AsyncRedisKeyed:
         now = monotonic if self._clock is None else self._clock.now
         start = now()
         deadline = start + timeout_seconds(timeout)
-        self._judge.check_cost(cost)
+        self._judge.checked(cost)
         place = asyncio.get_running_loop(), key
         if place not in self._lines and await self.allow(key, cost):
             return 0.0

@@ -21,7 +21,7 @@ from headgate.clock import Clock
 from headgate.errors import HeadgateError, ProtocolError, Unavailable
 from headgate.limits._decision import Decision
 from headgate.limits._keyed import Keyed
-from headgate.limits.checks import positive
+from headgate.limits.checks import positive, real
 from headgate.limits.limit import Key, LimitLike
 from headgate.limits.redis._leases import Leases
 from headgate.limits.redis._tally import Tally
@@ -78,7 +78,7 @@ class Judge:
         self._now: Callable[[], float] = monotonic if clock is None else clock.now
         self._script = Script(limits, algorithm, prefix)
         self._most = min(self._script.bursts)
-        self._tally = Tally()
+        self.tally = Tally()
         self._outage = Outage()
         self._census = Census(nodes)
         self._share = LocalShare(limits, self._script.bursts, clock)
@@ -98,7 +98,7 @@ class Judge:
         if lot is not None and positive("lot", lot) > self._most:
             raise ValueError(f"lot must be at most {self._most:g}, all that fits; got {lot!r}")
         rate = min(limit.rate for limit in self.limits)
-        leases = Leases(rate, self._most, lot, self._tally, clock)
+        leases = Leases(rate, self._most, lot, self.tally, clock)
         leases.divide(self._census.nodes)
         return leases
 
@@ -106,7 +106,7 @@ class Judge:
         """What nearly every call is: one command, one reply, without the cost of a plan.
 
         A ticket and the command for a str and a cost of 1 while all is well, or None. The
-        caller tells `answered` or `unanswered` what came of it, or makes a plan after all.
+        caller counts the answer in `tally`, tells `unanswered`, or makes a plan after all.
         """
         outage = self._outage
         if (
@@ -122,16 +122,12 @@ class Judge:
             return None
         return outage.ticket, self._script.usual(name)
 
-    def answered(self, allowed: bool) -> bool:
-        self._tally.count(allowed, False)
-        return allowed
-
     def unanswered(self, ticket: int, key: Key, cost: float, error: HeadgateError) -> bool:
         self._outage.failed(ticket, self._now(), error)
         return self._decide_here(key, cost).allowed
 
     def allow(self, key: Key, cost: float) -> Plan[bool]:
-        self.check_cost(cost)
+        cost = self.checked(cost)
         if self.leases is not None:
             return (yield from self._lease(key, cost)).allowed
         name = encode(key)
@@ -140,12 +136,12 @@ class Judge:
         if ticket:
             allowed = yield from self._ask(ticket, name, "allow", cost, self._script.read_allow)
             if allowed is not None:
-                self._tally.count(allowed, False)
+                self.tally.count(allowed, False)
                 return allowed
         return self._decide_here(key, cost).allowed
 
     def check(self, key: Key, cost: float) -> Plan[Decision]:
-        self.check_cost(cost, least=0.0)
+        cost = self.checked(cost, least=0.0)
         if self.leases is not None and cost > 0.0:
             return (yield from self._check_lease(self.leases, key, cost))
         name = encode(key)
@@ -155,12 +151,12 @@ class Judge:
             decision = yield from self._ask(ticket, name, "check", cost, read)
             if decision is not None:
                 if cost > 0.0:
-                    self._tally.count(decision.allowed, False)
+                    self.tally.count(decision.allowed, False)
                 return decision
         return self._decide_here(key, cost)
 
     def refund(self, key: Key, cost: float) -> Plan[None]:
-        positive("cost", cost)
+        cost = positive("cost", cost)
         self._check_whole(cost)
         name = encode(key)
         if self.leases is not None:
@@ -205,7 +201,7 @@ class Judge:
                 return
 
     def metrics(self) -> RedisMetrics:
-        tally, outage, leases = self._tally, self._outage, self.leases
+        tally, outage, leases = self.tally, self._outage, self.leases
         return RedisMetrics(
             state=outage.state,
             calls=tally.allowed + tally.denied,
@@ -237,13 +233,16 @@ class Judge:
         if self.leases is not None:
             self.leases.clear()
 
-    def check_cost(self, cost: float, least: float = math.ulp(0.0)) -> None:
-        if not least <= cost <= self._most:
+    def checked(self, cost: float, least: float = math.ulp(0.0)) -> float:
+        """The cost as a float, where it could ever pass."""
+        number = real("cost", cost)
+        if not least <= number <= self._most:
             raise ValueError(
                 f"cost must be above 0 and at most {self._most:g}, which is all that is let "
                 f"through at once; got {cost!r}"
             )
-        self._check_whole(cost)
+        self._check_whole(number)
+        return number
 
     def _check_whole(self, cost: float) -> None:
         if self.algorithm == "sliding_window" and cost != math.floor(cost):
@@ -334,7 +333,7 @@ class Judge:
             if owns:
                 leases.give_up(key)
             return self._decide_here(key, cost)
-        self._tally.count(grant.amount > 0.0, False)
+        self.tally.count(grant.amount > 0.0, False)
         if grant.amount > 0.0:
             if owns:
                 leases.grant(key, cost, want, grant.amount, grant.paid_after)
@@ -353,7 +352,7 @@ class Judge:
             left = max(self._outage.left(self._now()), 0.001)
             decision = Decision(False, self.limits[0], 0.0, left, left)
         if cost > 0.0:
-            self._tally.count(decision.allowed, True)
+            self.tally.count(decision.allowed, True)
         return decision
 
 

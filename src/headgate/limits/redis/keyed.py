@@ -78,11 +78,13 @@ class RedisKeyed:
         if usual is not None:
             ticket, command = usual
             try:
-                (reply,) = self._pool.exchange(b"", command, 1, deadline)
+                reply = self._pool.ask(command, deadline)
             except (Unavailable, ProtocolError) as error:
                 return self._judge.unanswered(ticket, key, cost, error)
-            if reply in (0, 1):
-                return self._judge.answered(reply == 1)
+            if reply == 1 or reply == 0:
+                is_allowed: bool = reply == 1
+                self._judge.tally.count(is_allowed, False)
+                return is_allowed
         return self._carry_out(self._judge.allow(key, cost), deadline)
 
     def check(self, key: Key, cost: float = 1.0) -> Decision:
@@ -96,7 +98,7 @@ class RedisKeyed:
         when it does not fit within `timeout` seconds: at once, where that is known at once.
         """
         seconds = timeout_seconds(timeout)
-        self._judge.check_cost(cost)
+        self._judge.checked(cost)
         if key not in self._lines and self.allow(key, cost):
             return 0.0
         last = Decision(False)

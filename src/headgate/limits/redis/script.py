@@ -85,7 +85,7 @@ class Script:
             for is_whole in (False, True)
         }
         self._tails = {verb: self._tail(verb) for verb in ("allow", "check", "refund", "lease")}
-        self._fixed_lengths = [len(self._prefix) + len(suffix) for suffix in self._suffixes]
+        self._lengths = [len(self._prefix) + len(suffix) for suffix in self._suffixes]
         self._pattern = self._make_pattern()
 
     def keys(self, name: bytes) -> list[bytes]:
@@ -108,10 +108,11 @@ class Script:
 
     def usual(self, name: bytes) -> bytes:
         """`command("allow", name, 1.0)`, which is what nearly every call sends."""
-        length = len(name)
+        if len(self._lengths) == 1:
+            return self._pattern % (self._lengths[0] + len(name), name)
         words: list[int | bytes] = []
-        for fixed in self._fixed_lengths:
-            words += (fixed + length, name)
+        for length in self._lengths:
+            words += (length + len(name), name)
         return self._pattern % tuple(words)
 
     def command_at(self, microseconds: int, verb: str, name: bytes, *costs: float) -> bytes:

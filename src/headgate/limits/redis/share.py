@@ -42,25 +42,25 @@ class LocalShare:
             Limit(limit.amount / nodes, limit.per, max(burst / nodes, min(burst, 1.0)))
             for limit, burst in zip(self._limits, self._bursts, strict=True)
         ]
-        self._most = min(share.burst or 0.0 for share in shares)
-        self._keyed = Keyed(shares, clock=self._clock)
+        most = min(share.burst or 0.0 for share in shares)
+        self._current = Keyed(shares, clock=self._clock), most  # one step for other threads
         self._nodes = nodes
 
     def check(self, key: Key, cost: float) -> Decision:
-        keyed = self._keyed
-        if cost <= self._most:
+        keyed, most = self._current
+        if cost <= most:
             return self._named(keyed, keyed.check(key, cost))
         try:
-            keyed.reserve(key, self._most).settle(cost)
+            keyed.reserve(key, most).settle(cost)
         except RateLimited as denied:
             return self._named(keyed, denied.decision)
         return self._named(keyed, keyed.check(key, 0), allowed=True)
 
     def refund(self, key: Key, cost: float) -> None:
-        self._keyed.refund(key, cost)
+        self._current[0].refund(key, cost)
 
     def reset(self, key: Key) -> None:
-        self._keyed.reset(key)
+        self._current[0].reset(key)
 
     def _named(self, keyed: Keyed, decision: Decision, allowed: bool | None = None) -> Decision:
         """The decision under the name of the whole limit, which is what the caller knows."""

@@ -153,6 +153,7 @@ def test_a_name_that_does_not_resolve_in_time_costs_no_more_than_the_time_out(
     ("answer", "reason"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "Protocol error"),
+        (b"*4000000000\r\n", "more than fits in memory"),
         (b"+PONG\r\n+PONG\r\n", "more replies than there were commands"),
         (b"$30000000\r\n" + b"x" * (17 * 1024 * 1024), "larger than 16777216 bytes"),
     ],

@@ -68,7 +68,10 @@ class Replies:
         """The whole replies that are there, at most so many."""
         replies: list[Any] = []
         while len(replies) < most:
-            reply = self._reader.gets()
+            try:
+                reply = self._reader.gets()
+            except MemoryError:  # a list that is announced to be longer than could ever come
+                raise ProtocolError("a reply of Redis announces more than fits in memory") from None
             if reply is self._nothing:
                 break
             replies.append(reply)

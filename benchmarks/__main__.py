@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.harness import report
 
-PARTS = ["limits", "shared"]
+PARTS = ["limits", "shared", "redis"]
 
 
 def main(names: list[str]) -> int:

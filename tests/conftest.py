@@ -1,11 +1,13 @@
-"""Set-up for all tests: how many examples the property tests try, and a clock in the hand."""
+"""Set-up for all tests: how many examples properties try, a clock in the hand, a real Redis."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from headgate import ManualClock
+from tests.parts import RedisServer
 
 settings.register_profile("default", max_examples=150, deadline=None)
 settings.register_profile(
@@ -20,3 +22,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+@pytest.fixture(scope="session")
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def redis_server(redis_process: RedisServer) -> Iterator[RedisServer]:
+    """A real Redis with nothing in it; a test may stop, kill and restart it."""
+    redis_process.freshen()
+    yield redis_process
+    redis_process.freshen()

@@ -47,6 +47,7 @@ def test_the_wheel_has_the_compiled_core_and_the_types(wheel: Path) -> None:
     for module in ("headgate/_ids", "headgate/limits/_keyed", "headgate/limits/_token_bucket"):
         assert f"{module}.pyi" in names
         assert any(name.startswith(f"{module}.cpython") for name in names)
+    assert "headgate/limits/redis/lua/decide.lua" in names
     assert not [name for name in names if name.endswith((".c", ".pyx", ".pxd"))]
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
 

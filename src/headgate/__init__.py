@@ -5,10 +5,18 @@ agreement between machines happens off the request's path.
 """
 
 from headgate.clock import ManualClock, SystemClock
-from headgate.errors import ClockMovedBackwards, ConfigError, HeadgateError, TableFull
+from headgate.errors import (
+    ClockMovedBackwards,
+    ConfigError,
+    HeadgateError,
+    ProtocolError,
+    TableFull,
+    Unavailable,
+)
 from headgate.ids import Snowflake, SnowflakeParts
 from headgate.limits import (
     AdaptiveConcurrency,
+    AsyncRedisKeyed,
     ConcurrencyLimit,
     Decision,
     FixedWindow,
@@ -17,6 +25,7 @@ from headgate.limits import (
     Limit,
     RateLimited,
     RateLimiter,
+    RedisKeyed,
     SharedKeyed,
     SharedTable,
     SlidingCounter,
@@ -28,6 +37,7 @@ from headgate.limits import (
 
 __all__ = [
     "AdaptiveConcurrency",
+    "AsyncRedisKeyed",
     "ClockMovedBackwards",
     "ConcurrencyLimit",
     "ConfigError",
@@ -38,8 +48,10 @@ __all__ = [
     "LeakyBucket",
     "Limit",
     "ManualClock",
+    "ProtocolError",
     "RateLimited",
     "RateLimiter",
+    "RedisKeyed",
     "SharedKeyed",
     "SharedTable",
     "SlidingCounter",
@@ -49,6 +61,7 @@ __all__ = [
     "SystemClock",
     "TableFull",
     "TokenBucket",
+    "Unavailable",
     "limited",
     "parse_limits",
 ]

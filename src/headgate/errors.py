@@ -5,7 +5,14 @@ Headgate raises on purpose comes from `HeadgateError`, so one `except` catches
 "the limiter said no, or could not say" and nothing that is a bug in the caller.
 """
 
-__all__ = ["ClockMovedBackwards", "ConfigError", "HeadgateError", "TableFull"]
+__all__ = [
+    "ClockMovedBackwards",
+    "ConfigError",
+    "HeadgateError",
+    "ProtocolError",
+    "TableFull",
+    "Unavailable",
+]
 
 
 class HeadgateError(Exception):
@@ -18,6 +25,14 @@ class ConfigError(HeadgateError):
 
 class TableFull(HeadgateError):
     """A table in shared memory holds as many keys as it was made for, or memory has run out."""
+
+
+class Unavailable(HeadgateError):
+    """The world did not answer: a machine that is down, a network that is slow, a full disk."""
+
+
+class ProtocolError(HeadgateError):
+    """The peer sent what makes no sense in the protocol that was agreed on."""
 
 
 class ClockMovedBackwards(HeadgateError):

@@ -21,10 +21,12 @@ from headgate.limits.concurrency import ConcurrencyLimit
 from headgate.limits.denial import RateLimited
 from headgate.limits.limit import Limit, parse_limits
 from headgate.limits.limited import limited
+from headgate.limits.redis import AsyncRedisKeyed, RedisKeyed
 from headgate.limits.shared import SharedKeyed, SharedTable
 
 __all__ = [
     "AdaptiveConcurrency",
+    "AsyncRedisKeyed",
     "ConcurrencyLimit",
     "Decision",
     "FixedWindow",
@@ -33,6 +35,7 @@ __all__ = [
     "Limit",
     "RateLimited",
     "RateLimiter",
+    "RedisKeyed",
     "SharedKeyed",
     "SharedTable",
     "SlidingCounter",

@@ -1,0 +1,9 @@
+# cython: language_level=3
+cimport cython
+
+
+@cython.final
+cdef class Tally:
+    cdef readonly long long allowed
+    cdef readonly long long denied
+    cdef readonly long long decided_locally

@@ -1,0 +1,13 @@
+from typing import final
+
+__all__ = ["Tally"]
+
+@final
+class Tally:
+    def count(self, allowed: bool, locally: bool) -> None: ...
+    @property
+    def allowed(self) -> int: ...
+    @property
+    def denied(self) -> int: ...
+    @property
+    def decided_locally(self) -> int: ...

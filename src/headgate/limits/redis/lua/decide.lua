@@ -1,0 +1,66 @@
+-- All limits are asked, and all are charged or none.
+
+local rules, cells = {}, {}
+for i = 1, #KEYS do
+  local at = 5 * i - 2
+  rules[i] = {
+    key = KEYS[i],
+    limit = tonumber(ARGV[at]),
+    rate = tonumber(ARGV[at + 1]),
+    span = tonumber(ARGV[at + 2]),
+    slack = tonumber(ARGV[at + 3]),
+    tick = tonumber(ARGV[at + 4]),
+  }
+  cells[i] = read(rules[i])
+end
+
+if verb == 'refund' then
+  for i, rule in ipairs(rules) do
+    if in_use(rule, cells[i]) > 0 then
+      refund(rule, cells[i], cost)
+    end
+  end
+  return 1
+end
+
+local longest, waits = 0, {}
+for i, rule in ipairs(rules) do
+  waits[i] = wait(rule, cells[i], cost)
+  longest = math.max(longest, waits[i])
+end
+
+local taken = cost
+if verb == 'lease' then
+  local room = tonumber(ARGV[5 * #KEYS + 4])
+  for i, rule in ipairs(rules) do
+    room = math.min(room, rule.limit - in_use(rule, cells[i]))
+  end
+  taken = cost + math.max(math.floor(room - cost), 0)
+end
+if longest == 0 and taken > 0 then
+  for i, rule in ipairs(rules) do
+    charge(rule, cells[i], taken)
+  end
+end
+if verb == 'allow' then
+  return longest == 0 and 1 or 0
+end
+
+-- The limit that makes one wait the longest, or else has the least left.
+local index, least, reset_after = 1, math.huge, 0
+for i, rule in ipairs(rules) do
+  local left = math.max(rule.limit - in_use(rule, cells[i]), 0)
+  if i == 1 or waits[i] > waits[index] or (waits[i] == waits[index] and left < least) then
+    index, least = i, left
+    reset_after = idle_after(rule, cells[i])
+  end
+end
+if verb == 'lease' then
+  local paid_after = math.huge
+  for i, rule in ipairs(rules) do
+    paid_after = math.min(paid_after, idle_after(rule, cells[i]))
+  end
+  least, reset_after = longest == 0 and taken or 0, paid_after
+end
+return string.format('%d %d %.17g %.17g %.17g',
+  longest == 0 and 1 or 0, index - 1, least, longest, math.max(reset_after, longest))

@@ -1,0 +1,3 @@
+__all__ = ["ask"]
+
+def ask(fd: int, payload: bytes) -> int | bytes: ...

@@ -1,0 +1,174 @@
+"""A real Redis that hangs, dies and comes back under load. Real time on purpose."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from headgate import ManualClock, RedisKeyed, Unavailable
+from tests.parts import RedisServer
+
+TIMEOUT = 0.1
+ALLOWED_OVER = 0.05
+# What the scheduler of a busy machine of two cores may add to the worst of some ten thousand
+# calls, eight threads and a Redis on it. The time-out itself adds up to 50 ms, and no more:
+# that is asserted for all calls but one in a thousand.
+SCHEDULING = 0.2
+
+
+class Load:
+    """Threads that call without pause, and how long their calls took."""
+
+    def __init__(self, call: Callable[[], object], threads: int = 6) -> None:
+        self._call = call
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=self._work) for _ in range(threads)]
+        self.took: list[float] = []
+
+    def _work(self) -> None:
+        while not self._done.is_set():
+            start = time.monotonic()
+            self._call()
+            self.took.append(time.monotonic() - start)
+            time.sleep(0.0005)  # or local decisions alone would fill the machine
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def assert_that_no_call_was_held_up(self) -> None:
+        took = sorted(self.took)
+        assert len(took) > 1000
+        assert took[int(len(took) * 0.999)] <= TIMEOUT + ALLOWED_OVER
+        assert took[-1] <= TIMEOUT + ALLOWED_OVER + SCHEDULING
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("mode", ["exact", "leased"])
+def test_no_call_waits_longer_than_the_time_out_while_redis_is_stopped_killed_and_restarted(
+    redis_server: RedisServer, mode: str
+) -> None:
+    keys = itertools.cycle(f"user {number}" for number in range(50))
+    with RedisKeyed(
+        redis_server.url, "1000000/second burst 1000000", mode=mode, timeout=TIMEOUT
+    ) as keyed:
+        with Load(lambda: keyed.allow(next(keys))) as load:
+            until(lambda: keyed.metrics.calls > 300)
+            redis_server.stop()
+            until(lambda: keyed.metrics.state != "redis")
+            time.sleep(0.8)  # a back-off and a probe or two
+            redis_server.cont()
+            until(lambda: keyed.metrics.state == "redis")
+            redis_server.kill()
+            until(lambda: keyed.metrics.state != "redis")
+            locally = keyed.metrics.decided_locally
+            redis_server.start()
+            until(lambda: keyed.metrics.state == "redis")
+            time.sleep(0.2)
+        load.assert_that_no_call_was_held_up()
+        metrics = keyed.metrics
+        assert metrics.decided_locally >= locally > 0
+        assert metrics.errors > 0
+        assert metrics.denied == 0
+
+
+def test_when_redis_is_away_each_node_has_its_share_and_metrics_say_so(
+    redis_server: RedisServer, clock: ManualClock
+) -> None:
+    with RedisKeyed(redis_server.url, "80/minute", nodes=8, timeout=1, clock=clock) as keyed:
+        assert keyed.allow("a", 30)
+        redis_server.kill()
+        assert [keyed.allow("a") for _ in range(12)] == [True] * 10 + [False] * 2
+        denied = keyed.check("a")
+        assert str(denied.limit) == "80/minute"
+        assert denied.retry_after == pytest.approx(6.0)
+        metrics = keyed.metrics
+        assert (metrics.state, metrics.decided_locally, metrics.errors) == ("local", 13, 1)
+        assert metrics.backoff == pytest.approx(0.5)
+        assert "broke" in metrics.last_error or "no connection" in metrics.last_error
+        assert "state='local'" in repr(keyed)
+        assert "last_error=" in repr(keyed)
+        keyed.refund("a", 5)
+        assert keyed.allow("a", 5)
+        redis_server.start()
+        clock.advance(0.5)
+        assert keyed.check("a", 0).remaining == 80.0  # Redis forgot; it is its memory that counts
+        assert keyed.metrics.state == "redis"
+
+
+def test_on_error_may_allow_or_deny(redis_server: RedisServer, clock: ManualClock) -> None:
+    redis_server.kill()
+    for on_error, passed in (("allow", 20), ("deny", 0)):
+        with RedisKeyed(redis_server.url, "5/day", on_error=on_error, clock=clock) as keyed:
+            assert sum(keyed.allow("a") for _ in range(20)) == passed
+            decision = keyed.check("a")
+            assert decision.allowed is (on_error == "allow")
+            assert decision.retry_after == pytest.approx(0.0 if decision.allowed else 0.5)
+            keyed.refund("a", 1)
+            with pytest.raises(Unavailable):
+                keyed.reset("a")
+
+
+def test_the_back_off_grows_and_one_call_probes_at_a_time(
+    redis_server: RedisServer, clock: ManualClock
+) -> None:
+    with RedisKeyed(redis_server.url, "5/day", timeout=0.02, clock=clock) as keyed:
+        keyed.allow("a")
+        redis_server.stop()
+        backoffs = []
+        for _ in range(8):
+            keyed.allow("a")
+            backoffs.append(round(keyed.metrics.backoff, 6))
+            clock.advance(keyed.metrics.backoff)
+        assert backoffs == [0.5, 1, 2, 4, 8, 16, 30, 30]
+        assert keyed.metrics.errors == 8
+        redis_server.cont()
+        until(lambda: (clock.advance(30), keyed.allow("b"), keyed.metrics.state == "redis")[-1])
+
+
+def test_a_name_nobody_knows_is_an_outage_and_no_error() -> None:
+    with RedisKeyed("redis://nowhere.invalid", "5/day", timeout=0.5) as keyed:
+        assert [keyed.allow("a") for _ in range(6)] == [True] * 5 + [False]
+        assert "nowhere.invalid" in keyed.metrics.last_error
+
+
+def test_a_wrong_password_is_an_outage_that_metrics_explain(redis_server: RedisServer) -> None:
+    url = redis_server.url.replace("//", "//nobody:hush@")
+    with RedisKeyed(url, "5/day", timeout=5) as keyed:
+        assert keyed.allow("a")
+        assert "WRONGPASS" in keyed.metrics.last_error
+        assert "hush" not in repr(keyed) + str(keyed.metrics)
+
+
+def test_a_replica_is_not_asked_twice(redis_server: RedisServer) -> None:
+    """A failover that left us at what is a replica now."""
+    with RedisKeyed(redis_server.url, "5/day", timeout=5) as keyed, redis_server.client as client:
+        client.replicaof("127.0.0.1", 1)
+        try:
+            assert keyed.allow("a")
+            assert keyed.metrics.state == "local"
+            assert "READONLY" in keyed.metrics.last_error or "read" in keyed.metrics.last_error
+        finally:
+            client.replicaof("NO", "ONE")
+
+
+def test_a_closed_limiter_goes_on_locally(redis_server: RedisServer) -> None:
+    keyed = RedisKeyed(redis_server.url, "5/day")
+    keyed.close()
+    keyed.close()
+    assert keyed.allow("a")
+    assert keyed.metrics.decided_locally == 1

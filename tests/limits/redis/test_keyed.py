@@ -1,0 +1,378 @@
+"""`RedisKeyed` against a real Redis, and the faults found in its peers."""
+
+import dataclasses
+import enum
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from headgate import Limit, RateLimited, RedisKeyed
+from headgate.limits.redis.keys import LONGEST, encode
+from headgate.limits.redis.script import Script
+from headgate.stores.topology import slot_of
+from tests.parts import RedisServer
+
+ALGORITHMS = ["token_bucket", "fixed_window", "sliding_counter", "sliding_window"]
+# No test of the answers shall fail because the machine was busy for a tenth of a second.
+PATIENT = 5.0
+
+
+@pytest.fixture
+def make(redis_server: RedisServer) -> Iterator[Callable[..., RedisKeyed]]:
+    made: list[RedisKeyed] = []
+
+    def make_one(limit: Any, **options: Any) -> RedisKeyed:
+        made.append(RedisKeyed(redis_server.url, limit, **{"timeout": PATIENT, **options}))
+        return made[-1]
+
+    yield make_one
+    for keyed in made:
+        keyed.close()
+
+
+Make = Callable[..., RedisKeyed]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_processes_share_one_limit_per_key(make: Make, algorithm: str) -> None:
+    one, other = make("6/week", algorithm=algorithm), make("6/week", algorithm=algorithm)
+    assert [one.allow("a"), other.allow("a", 4), one.allow("a"), other.allow("a")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert other.allow("b", 6)
+
+
+def test_a_decision_tells_all(make: Make) -> None:
+    keyed = make("10/second; 12/hour", algorithm="fixed_window")
+    assert keyed.check("a", 8).remaining == 2.0
+    denied = keyed.check("a", 5)
+    assert not denied
+    assert denied.limit == Limit(12, 3600)
+    assert 0 < denied.retry_after <= 3600
+    assert denied.reset_after >= denied.retry_after
+    assert (keyed.limits, keyed.algorithm, keyed.mode) == (
+        (Limit(10, 1), Limit(12, 3600)),
+        "fixed_window",
+        "exact",
+    )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_several_limits_agree_or_none_is_charged_and_denied_calls_are_not_charged(
+    make: Make, algorithm: str
+) -> None:
+    keyed = make("3/week; 100/day", algorithm=algorithm)
+    assert keyed.allow("a", 3)
+    for _ in range(50):
+        assert not keyed.allow("a")
+    daily = make("100/day", algorithm=algorithm)
+    assert daily.check("a", 0).remaining == pytest.approx(97, abs=0.01)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_refund_gives_back_and_never_above_full_and_a_reset_forgets(
+    make: Make, algorithm: str
+) -> None:
+    keyed = make("5/week", algorithm=algorithm)
+    keyed.refund("stranger", 3)
+    keyed.allow("a", 5)
+    keyed.refund("a", 2)
+    assert keyed.check("a", 0).remaining == pytest.approx(2, abs=0.01)
+    keyed.refund("a", 100)
+    assert keyed.check("a", 0).remaining == 5
+    keyed.allow("a", 5)
+    keyed.reset("a")
+    assert keyed.check("a", 0).remaining == 5
+
+
+def test_two_limits_over_one_period_are_two_limits(make: Make) -> None:
+    keyed = make("5/day burst 5; 4/day burst 9")
+    assert keyed.allow("a", 5)
+    assert keyed.check("a", 0).remaining == pytest.approx(0, abs=0.01)
+
+
+# --- faults found in peers
+
+
+def test_a_flushed_script_cache_is_not_noticed_by_callers(
+    make: Make, redis_server: RedisServer
+) -> None:
+    keyed = make("1000/week")
+    with redis_server.client as client:
+        for _ in range(20):
+            client.script_flush()
+            assert keyed.allow("a")
+        assert keyed.check("a", 0).remaining == pytest.approx(980, abs=0.01)
+    assert (keyed.metrics.errors, keyed.metrics.decided_locally) == (0, 0)
+
+
+def test_a_flushed_script_cache_under_load_of_threads_loses_no_call(
+    make: Make, redis_server: RedisServer
+) -> None:
+    keyed = make("1000000/week")
+    done = threading.Event()
+
+    def flush() -> None:
+        with redis_server.client as client:
+            while not done.is_set():
+                client.script_flush()
+
+    def work() -> None:
+        for _ in range(100):
+            keyed.allow("a")
+
+    flusher = threading.Thread(target=flush)
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for thread in (flusher, *workers):
+        thread.start()
+    for thread in workers:
+        thread.join()
+    done.set()
+    flusher.join()
+    assert keyed.check("a", 0).remaining == pytest.approx(1_000_000 - 400, abs=2)
+    metrics = keyed.metrics
+    assert (metrics.state, metrics.allowed, metrics.errors) == ("redis", 400, 0)
+
+
+def test_a_changed_limit_on_a_live_key_carries_over_what_was_used(make: Make) -> None:
+    make("10/day").allow("a", 8)
+    assert make("20/day").check("a", 0).remaining == pytest.approx(12, abs=0.01)
+    assert not make("5/day").allow("a")
+
+
+def test_a_changed_algorithm_on_a_live_key_is_no_error(make: Make) -> None:
+    for algorithm in [*ALGORITHMS, "leaky_bucket", *ALGORITHMS]:
+        keyed = make("100/day", algorithm=algorithm)
+        assert keyed.check("a").limit == Limit(100, 86400)
+        assert keyed.metrics.errors == 0
+
+
+def test_contention_is_never_reported_as_a_denial(make: Make) -> None:
+    keyed = make("1000/week")
+    answers: list[bool] = []
+
+    def work() -> None:
+        answers.extend(keyed.allow("a") for _ in range(125))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [True] * 1000
+    assert not keyed.allow("a")
+
+
+def test_a_server_that_is_busy_has_denied_nothing(redis_server: RedisServer) -> None:
+    # Real time on purpose: a script of half a second makes the server answer BUSY.
+    slow = (
+        "local t = redis.call('TIME') local now = t[1] * 1e6 + t[2] repeat "
+        "local u = redis.call('TIME') until u[1] * 1e6 + u[2] > now + 500000"
+    )
+    with (
+        RedisKeyed(redis_server.url, "1000/week", timeout=0.4) as keyed,
+        redis_server.client as client,
+    ):
+        assert keyed.allow("a")
+        client.config_set("lua-time-limit", 10)
+        try:
+            thread = threading.Thread(target=client.eval, args=(slow, 0))
+            thread.start()
+            time.sleep(0.1)
+            assert all(keyed.allow("a") for _ in range(10))
+            metrics = keyed.metrics
+            thread.join()
+        finally:
+            client.config_set("lua-time-limit", 5000)
+        assert (metrics.denied, metrics.state) == (0, "local")
+        assert "BUSY" in metrics.last_error or "did not answer" in metrics.last_error
+
+
+def test_a_limit_of_fifty_a_second_with_waiting_delivers_fifty(make: Make) -> None:
+    # Real time on purpose: 0.6 s in which 30 come after a burst of 50.
+    keyed = make("50/second")
+    assert keyed.allow("a", 50)
+    start = time.monotonic()
+    threads = [
+        threading.Thread(target=lambda: [keyed.acquire("a") for _ in range(10)]) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0.55 < time.monotonic() - start < 0.9
+
+
+def test_no_thread_is_started_per_call(make: Make) -> None:
+    keyed = make("1000/second")
+    keyed.allow("a")
+    before = threading.active_count()
+    seen = set()
+    for _ in range(50):
+        keyed.allow("a")
+        seen.add(threading.active_count())
+    assert seen == {before}
+
+
+# --- waiting
+
+
+def test_waiting_has_a_time_out_that_is_refused_at_once_where_it_can_be(make: Make) -> None:
+    keyed = make("1/minute")
+    assert keyed.acquire("a") == 0.0
+    start = time.monotonic()
+    with pytest.raises(RateLimited, match="1/minute: 0 left, try again in") as caught:
+        keyed.acquire("a", timeout=10)
+    assert time.monotonic() - start < 5
+    assert 50 < caught.value.retry_after <= 60
+    with pytest.raises(ValueError, match="timeout"):
+        keyed.acquire("a", timeout=-1)
+
+
+def test_a_refund_wakes_the_one_who_waits(make: Make) -> None:
+    keyed = make("1/minute")
+    keyed.allow("a")
+    waited: list[float] = []
+    thread = threading.Thread(target=lambda: waited.append(keyed.acquire("a")))
+    thread.start()
+    time.sleep(0.05)  # so that it does wait; should it come late, the test still holds
+    keyed.refund("a", 1)
+    thread.join(10)
+    assert waited[0] < 10
+
+
+# --- keys
+
+
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+def test_different_keys_are_different_and_equal_keys_are_one() -> None:
+    different: list[Any] = [
+        *("1", b"1", 1, ("1",), (b"1",), (1,), ("1", "1"), (("1",), "1"), ("1", ("1",))),
+        *((), "", -1, "\0i1", "\0s\0i1", ("11",), ("1:1",), "}", "}a", "{", "\ud800"),
+        *("x" * LONGEST, "x" * (LONGEST + 1), "x" * (LONGEST + 2), ("a", "b"), ("ab",)),
+    ]
+    encoded = [encode(key) for key in different]
+    assert len(set(encoded)) == len(different)
+    assert max(map(len, encoded)) <= LONGEST
+    assert encode(Color.RED) == encode("red") == b"red"
+    assert encode(True) == encode(1)
+
+
+def test_keys_with_braces_stay_on_one_server() -> None:
+    script = Script([Limit(1, 1), Limit(5, 60)], "token_bucket", "p:")
+    for key in ("}", "{", "{}", "a}b{c", "}{", b"}", ("}",)):
+        first, second = script.keys(encode(key))
+        assert slot_of(first) == slot_of(second)
+
+
+@pytest.mark.parametrize(
+    "key", [None, 1.5, ("a", None), object(), ((((((((("deep",),),),),),),),),)]
+)
+def test_other_keys_are_refused(make: Make, key: Any) -> None:
+    keyed = make("1/second")
+    for call in (keyed.allow, keyed.check, keyed.reset):
+        with pytest.raises(TypeError, match="a key is a"):
+            call(key)
+
+
+# --- arguments
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "limit must|expected a number": {"limit": ""},
+    "algorithm must be one of": {"algorithm": "magic"},
+    "mode must be one of exact, leased, got 'fast'": {"mode": "fast"},
+    "on_error must be one of local, allow, deny": {"on_error": "ignore"},
+    "timeout must be a finite number above 0, got 0": {"timeout": 0},
+    "nodes must be from 1": {"nodes": 0},
+    "lot is for mode='leased'": {"lot": 5},
+    "lot must be at most 10, all that fits; got 11": {"mode": "leased", "lot": 11},
+    "lot must be a finite number above 0": {"mode": "leased", "lot": 0},
+    "'leased' is for algorithm='token_bucket'": {"mode": "leased", "algorithm": "fixed_window"},
+    "prefix must be a string without braces": {"prefix": "a{b}"},
+    "a window has no burst": {"limit": "10/s burst 20", "algorithm": "fixed_window"},
+}
+
+
+@pytest.mark.parametrize("reason", WRONG)
+def test_what_is_wrong_is_said_at_once(reason: str) -> None:
+    options = {"limit": "10/second", **WRONG[reason]}
+    with pytest.raises(ValueError, match=reason):
+        RedisKeyed("redis://127.0.0.1:1", options.pop("limit"), **options)
+
+
+def test_a_cost_may_be_any_kind_of_number(make: Make) -> None:
+    keyed = make("10/day", nodes=1)
+    assert keyed.allow("a", Fraction(5, 2))  # type: ignore[arg-type]
+    assert keyed.allow("a", True)
+    assert keyed.check("a", Decimal("1.5")).remaining == pytest.approx(5.0, abs=0.01)  # type: ignore[arg-type]
+    assert keyed.metrics.errors == 0
+    with pytest.raises(TypeError, match="cost must be a number, got '5'"):
+        keyed.allow("a", "5")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cost", [0, -1, 11, float("nan"), float("inf")])
+def test_a_cost_that_can_never_pass_is_a_mistake(make: Make, cost: float) -> None:
+    for keyed in (make("10/second"), make("10/second", mode="leased")):
+        with pytest.raises(ValueError, match="cost must be above 0 and at most 10"):
+            keyed.allow("a", cost)
+        with pytest.raises(ValueError, match="cost must be"):
+            keyed.refund("a", -1)
+    with pytest.raises(ValueError, match="whole number for sliding_window, got 1.5"):
+        make("10/second", algorithm="sliding_window").allow("a", 1.5)
+
+
+def test_repr_and_metrics_are_for_the_one_on_call(make: Make) -> None:
+    keyed = make("10/second")
+    keyed.allow("a")
+    assert repr(keyed) == (
+        "RedisKeyed('10/second', algorithm='token_bucket', mode='exact', state='redis', nodes=1)"
+    )
+    metrics = keyed.metrics
+    assert (metrics.calls, metrics.allowed, metrics.state, metrics.backoff) == (1, 1, "redis", 0.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        metrics.calls = 5  # type: ignore[misc]
+
+
+def test_the_number_of_nodes_is_learned_and_a_closed_one_leaves(make: Make) -> None:
+    nodes = [make("10/second") for _ in range(3)]
+    for node in nodes:
+        node.allow("a")
+    assert nodes[-1].metrics.nodes == 3
+    nodes[0].close()
+    last = make("10/second")
+    last.allow("a")
+    assert last.metrics.nodes == 3
+    assert make("10/second", nodes=7).metrics.nodes == 7
+
+
+def test_a_forked_child_is_a_node_of_its_own_and_has_no_leases(redis_server: RedisServer) -> None:
+    code = f"""
+import os
+from headgate import RedisKeyed
+keyed = RedisKeyed({redis_server.url!r}, "1000/week", mode="leased", lot=100, timeout=5)
+assert keyed.allow("a")
+assert keyed.metrics.leases == 1
+if os.fork() == 0:
+    fine = keyed.metrics.leases == 0 and keyed.allow("a") and keyed.metrics.nodes == 2
+    keyed.close()
+    os._exit(0 if fine else 1)
+_, status = os.wait()
+assert status == 0
+assert keyed.allow("a") and keyed.metrics.leases == 1
+keyed.close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -1,0 +1,180 @@
+"""The script gives the answers that `Keyed` gives, on a timeline of our own."""
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import Keyed, Limit, ManualClock, RedisKeyed, parse_limits
+from headgate.limits.redis.script import Script
+from headgate.stores import RedisPool
+from tests.parts import RedisServer
+
+ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_window"]
+# Periods of hours: keys expire in real time, and would do so between two steps of a short one.
+PERIOD = 40_000
+LIMITS = [f"10/{PERIOD} seconds", f"10/{PERIOD} seconds; 14/{2 * PERIOD} seconds"]
+numbers = itertools.count()
+
+
+class Timeline:
+    """A limiter in Redis whose time is in our hand."""
+
+    def __init__(self, server: RedisServer, limits: str, algorithm: str, start: float) -> None:
+        self.pool = RedisPool(server.url, 10.0)
+        self.script = Script(parse_limits(limits), algorithm, "test:")
+        self.name = f"key {next(numbers)}".encode()
+        self.now = round(start * 1e6)
+
+    def ask(self, verb: str, *costs: float) -> Any:
+        payload = self.script.command_at(self.now, verb, self.name, *costs)
+        (reply,) = self.pool.exchange(b"", payload, 1, time.monotonic() + 10)
+        return reply
+
+    def check(self, cost: float) -> Any:
+        return self.script.read_decision(self.ask("check", cost))
+
+
+steps = st.one_of(
+    st.just(0),
+    st.integers(0, 2 * PERIOD * 10**6),
+    st.sampled_from([4000, 16_000, PERIOD, 2 * PERIOD, 4 * PERIOD]).map(lambda s: s * 10**6),
+    st.sampled_from([1, PERIOD * 10**6 - 1, PERIOD * 10**6 + 1]),
+)
+schedules = st.lists(st.tuples(steps, st.integers(1, 10), st.booleans()), max_size=25)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(
+    schedule=schedules,
+    start=st.sampled_from([0.0, 12_345.0, 10.0 * PERIOD]),
+    limits=st.sampled_from(LIMITS),
+)
+def test_the_script_and_keyed_agree_on_every_timeline(
+    redis_process: RedisServer,
+    algorithm: str,
+    schedule: list[tuple[int, int, bool]],
+    start: float,
+    limits: str,
+) -> None:
+    clock = ManualClock(start)
+    keyed = Keyed(limits, algorithm=algorithm, clock=clock)
+    timeline = Timeline(redis_process, limits, algorithm, start)
+    twin = Timeline(redis_process, limits, algorithm, start)  # asked for yes or no alone
+    try:
+        for step, amount, is_refund in schedule:
+            clock.advance(step / 1e6)
+            timeline.now = twin.now = timeline.now + step
+            cost = 1 if algorithm == "leaky_bucket" else amount
+            if is_refund:
+                keyed.refund("a", cost)
+                timeline.ask("refund", cost)
+                twin.ask("refund", cost)
+                cost = 0
+            ours, theirs = timeline.check(cost), keyed.check("a", cost)
+            assert ours.allowed is theirs.allowed
+            assert twin.ask("allow", cost) == theirs.allowed
+            # Not to the last bit: a key with next to nothing in use may expire between two steps.
+            assert ours.remaining == pytest.approx(theirs.remaining, abs=1e-4)
+            assert ours.retry_after == pytest.approx(theirs.retry_after, rel=1e-4, abs=1.0)
+            if abs(ours.remaining - theirs.remaining) < 1e-9 and ours.limit == theirs.limit:
+                assert ours.reset_after == pytest.approx(theirs.reset_after, rel=1e-4, abs=1.0)
+    finally:
+        timeline.pool.close()
+        twin.pool.close()
+
+
+NOW = 1_790_000_000.0
+
+
+def test_a_million_per_second_is_counted_one_by_one(redis_process: RedisServer) -> None:
+    # A burst of a second, for the key expires in real time when the bucket is full.
+    timeline = Timeline(redis_process, "1000000/second", "token_bucket", NOW)
+    try:
+        costs = [999_998, 1, 1, 1]
+        assert [timeline.ask("allow", cost) for cost in costs] == [1, 1, 1, 0]
+        passed = 0
+        for _ in range(200):
+            timeline.now += 1
+            passed += timeline.ask("allow", 1) + timeline.ask("allow", 1)
+        assert passed == 200
+    finally:
+        timeline.pool.close()
+
+
+def test_whole_costs_add_up_exactly(redis_process: RedisServer) -> None:
+    timeline = Timeline(redis_process, "1000/day burst 1000", "token_bucket", NOW)
+    try:
+        assert timeline.check(700).remaining == 300.0
+        assert timeline.check(299).remaining == 1.0
+        assert timeline.ask("allow", 1) == 1
+        assert timeline.ask("allow", 1) == 0
+    finally:
+        timeline.pool.close()
+
+
+def test_refill_is_continuous_and_not_once_a_second(redis_process: RedisServer) -> None:
+    timeline = Timeline(redis_process, "10/second burst 1", "token_bucket", NOW)
+    try:
+        passed = []
+        for _ in range(40):
+            passed.append(timeline.ask("allow", 1))
+            timeline.now += 50_000
+        assert passed == [1, 0] * 20
+    finally:
+        timeline.pool.close()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_clock_that_steps_back_mints_nothing(redis_process: RedisServer, algorithm: str) -> None:
+    timeline = Timeline(redis_process, "1/minute", algorithm, NOW)
+    try:
+        assert timeline.ask("allow", 1) == 1
+        timeline.now -= 3600 * 10**6
+        assert timeline.ask("allow", 1) == 0
+        timeline.now += 3600 * 10**6
+        assert timeline.ask("allow", 1) == 0
+        timeline.now += 120 * 10**6
+        assert timeline.ask("allow", 1) == 1
+    finally:
+        timeline.pool.close()
+
+
+def test_a_large_log_is_searched_by_halves(redis_process: RedisServer) -> None:
+    timeline = Timeline(redis_process, "500/hour", "sliding_window", NOW)
+    try:
+        for _ in range(500):
+            assert timeline.ask("allow", 1) == 1
+            timeline.now += 10**6
+        # The oldest 100 leave one second after another, the first of them 3100 s from now.
+        assert timeline.check(100).retry_after == pytest.approx(3600 - 500 + 99)
+        timeline.now += (3600 - 500 + 99) * 10**6
+        assert timeline.check(100).allowed
+    finally:
+        timeline.pool.close()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_keys_expire_when_nothing_is_in_use_any_more(
+    redis_server: RedisServer, algorithm: str
+) -> None:
+    limit = "10/second" if algorithm != "leaky_bucket" else "1/second"
+    # On its own prefix, and with the nodes given: so nothing but this key is there.
+    with (
+        RedisKeyed(redis_server.url, [limit, Limit(60, 60)], algorithm=algorithm, nodes=1) as keyed,
+        redis_server.client as client,
+    ):
+        assert keyed.check("a", 0).allowed
+        assert client.keys() == []  # a look leaves nothing behind
+        assert keyed.allow("a")
+        names = client.keys()
+        lives = sorted(client.pttl(name) for name in names)
+        assert len(lives) == 2
+        assert 0 < lives[0] <= 2002
+        assert 0 < lives[1] <= 120_002
+        assert all("{a}" in name for name in names)
+        keyed.reset("a")
+        assert client.keys() == []

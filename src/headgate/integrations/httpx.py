@@ -99,6 +99,7 @@ class Courtesy:
 
     def plan(self, request: httpx.Request) -> Plan:
         key = self._key(request)
+        can_repeat = isinstance(request.stream, httpx.ByteStream)
         deadline = self.clock.now() + self._timeout
         attempt = 0
         while True:
@@ -110,11 +111,7 @@ class Courtesy:
             now = self.clock.now()
             pause = asked_for(response.status_code, response.headers.get, self._wall_time())
             self.holds.hold(key, pause, now)
-            if (
-                response.status_code not in BUSY
-                or attempt == self._retries
-                or not isinstance(request.stream, httpx.ByteStream)
-            ):
+            if response.status_code not in BUSY or attempt == self._retries or not can_repeat:
                 return response
             pause = self.holds.wait(key, now) or 2.0**attempt
             if now + pause > deadline:

@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.harness import report
 
-PARTS = ["limits"]
+PARTS = ["limits", "integrations"]
 
 
 def main(names: list[str]) -> int:

@@ -129,13 +129,11 @@ def beside(fields: Iterable[Field], present: Callable[[str], str | None]) -> lis
 
 
 def _list_fields(outcomes: list[Outcome]) -> list[Field]:
-    policies = [outcome.policy.policy_text(outcome.decision) for outcome in outcomes]
-    states = [
-        outcome.policy.state(outcome.decision)
-        if outcome.can_pass or outcome.decision.allowed
-        else outcome.policy.state_without_time(outcome.decision)
-        for outcome in outcomes
-    ]
+    policies, states = [], []
+    for outcome in outcomes:
+        policy, decision = outcome.policy, outcome.decision
+        policies.append(policy.policy_text(decision))
+        states.append(policy.state(decision, outcome.can_pass))
     return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(states))]
 
 

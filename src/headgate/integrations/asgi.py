@@ -96,7 +96,10 @@ def _with_fields(fields: list[Field], send: Send) -> Send:
 
 def _added(fields: list[Field], there: list[tuple[bytes, bytes]]) -> list[Field]:
     """The fields that go beside what the application has set."""
-    if not any(b"ratelimit" in name.lower() for name, _ in there):
+    for name, _ in there:
+        if b"ratelimit" in name.lower():
+            break
+    else:
         return fields
 
     def present(wanted: str) -> str | None:

@@ -106,6 +106,7 @@ class Gate:
             names.add(rule.name)
             rule.settle_in(in_event_loop=in_event_loop)
         self.must_await = in_event_loop and any(rule.needs_event_loop for rule in self.rules)
+        self._looks_at_paths = any(rule.path is not None for rule in self.rules)
         self._in_order = sorted(self.rules, key=lambda rule: rule.shadow)
         self._on_refusal = on_refusal
 
@@ -156,7 +157,7 @@ class Gate:
 
     def _claims(self, request: Request) -> list[Claim]:
         method = request.method
-        path = plain(request.path)
+        path = plain(request.path) if self._looks_at_paths else ""
         is_preflight = method == "OPTIONS" and _is_preflight(request)
         claims = []
         for rule in self._in_order:

@@ -53,13 +53,11 @@ class Policy:
             return self.text
         return _policy_item(self._quoted, limit)
 
-    def state(self, decision: Decision) -> str:
-        return f"{self.state_without_time(decision)};t={self.seconds(decision)}"
-
-    def state_without_time(self, decision: Decision) -> str:
-        """For a request that no waiting helps."""
-        left = min(math.floor(decision.remaining), MOST)
-        return f"{self.item_name(decision.limit)};r={left}"
+    def state(self, decision: Decision, can_pass: bool = True) -> str:
+        """The policy's part of RateLimit; without a time where no waiting helps."""
+        left = min(int(decision.remaining), MOST)
+        name = self.item_name(decision.limit)
+        return f"{name};r={left};t={self.seconds(decision)}" if can_pass else f"{name};r={left}"
 
     def seconds(self, decision: Decision) -> int:
         """Until the same request would pass, or one unit is there, or else all of them are."""

@@ -1,7 +1,6 @@
 """A request as rules see it, the same under every framework.
 
-Key, cost, limit and exempt functions are given one of these two. They have the same
-face, `Request`, and read what they are asked for, when they are asked:
+Key, cost, limit and exempt functions are given one of these two, with the same face:
 
     method    upper case; a websocket's handshake is a GET
     path      decoded, and without the prefix that the application is mounted under:
@@ -44,30 +43,20 @@ class Request(Protocol):
 class ScopeRequest:
     """A request of an ASGI server: http or websocket."""
 
-    __slots__ = ("native", "notes")
+    __slots__ = ("client", "method", "native", "notes", "path")
 
     def __init__(self, scope: MutableMapping[str, Any]) -> None:
         self.native = self.notes = scope
-
-    @property
-    def method(self) -> str:
-        return self.native.get("method", "GET").upper()  # type: ignore[no-any-return]
-
-    @property
-    def path(self) -> str:
-        scope = self.native
+        self.method: str = scope["method"].upper() if "method" in scope else "GET"
         path: str = scope["path"]
         # Servers differ in whether the path has the prefix in it; Starlette takes it off
         # where it is there, and so do we.
         prefix = scope.get("root_path")
         if prefix and path.startswith(prefix) and path[len(prefix) :][:1] in ("", "/"):
-            return path[len(prefix) :]
-        return path
-
-    @property
-    def client(self) -> str | None:
-        client = self.native.get("client")
-        return client[0] or None if client else None
+            path = path[len(prefix) :]
+        self.path = path
+        client = scope.get("client")
+        self.client: str | None = client[0] or None if client else None
 
     @property
     def user(self) -> str | None:

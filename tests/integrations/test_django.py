@@ -169,6 +169,16 @@ def test_what_a_view_refuses_is_given_back_by_the_middleware(
     assert outer.check("all", 0).remaining == 9.0
 
 
+def test_what_only_an_event_loop_could_give_back_stays_charged(
+    serve: Callable[..., None], clock: ManualClock, make_async: Callable[[Keyed], Any]
+) -> None:
+    outer = Keyed("10/minute", clock=clock)
+    view = limit(Rule(Keyed("1/minute", clock=clock), key=lambda _: "all"))(hello)
+    serve({"x": view}, rules=[Rule(make_async(outer), key=lambda _: "all")])
+    assert statuses_async("/x", 3) == [200, 429, 429]
+    assert outer.check("all", 0).remaining == 7.0
+
+
 def test_the_user_is_djangos(clock: ManualClock) -> None:
     view = limit(Rule(Keyed("1/minute", clock=clock), key=by_user()))(hello)
 

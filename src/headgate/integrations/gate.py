@@ -15,6 +15,7 @@ Rules in shadow come last and each for itself: they count only requests that pas
 a refusal of theirs is noted and changes nothing.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, cast
@@ -131,6 +132,10 @@ class Gate:
             while True:
                 try:
                     answer = call(key, cost)
+                    if inspect.iscoroutine(answer):
+                        # A refund of an async middleware's limiter, asked for by a view that
+                        # is not async: nobody here can await it, and it stays charged.
+                        answer.close()
                 except BaseException as error:  # noqa: BLE001 (the plan raises it)
                     call, key, cost = plan.throw(error)
                 else:

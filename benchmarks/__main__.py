@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.harness import report
 
-PARTS = ["limits", "shared", "redis"]
+PARTS = ["limits", "shared", "redis", "integrations"]
 
 
 def main(names: list[str]) -> int:

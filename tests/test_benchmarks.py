@@ -37,4 +37,4 @@ def test_results_are_written_down_and_missed_goals_stay(
 
 def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nonsense"]) == 2
-    assert "unknown part 'nonsense'; the parts are limits, redis" in capsys.readouterr().err
+    assert "unknown part 'nonsense'; the parts are limits, shared" in capsys.readouterr().err

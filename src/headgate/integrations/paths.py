@@ -1,0 +1,63 @@
+"""Which paths a rule is about.
+
+    /search            that path
+    /users/{id}/posts  any one segment in place of {id}; so {id:int}, as some frameworks write
+    /files/{name:path} any number of segments
+    /api/*             /api and everything below it
+    /api*              everything that begins so: /apis, too
+    None               every path
+
+What must not happen is that a request reaches a view and not its rule. So paths are
+compared more loosely than any framework routes: case does not count, nor do slashes that
+are doubled or trailing. `//API/` falls under a rule for `/api`, whether or not the
+framework would take it there; a rule may thus count a request that ends in a 404, which
+does no harm. Nothing is decoded here: the path comes decoded once, as the framework
+routes it, so `/api%2Fx` is `/api/x` for both, and `/api%252Fx` for neither.
+"""
+
+import re
+from collections.abc import Callable
+
+__all__ = ["matcher", "plain"]
+
+_SLASHES = re.compile("//+")
+_PARAMETER = re.compile(r"\{[^{}/]*\}")
+
+
+def plain(path: str) -> str:
+    """The path in the form that is compared: lower case, single slashes, none at the end."""
+    if "//" in path:
+        path = _SLASHES.sub("/", path)
+    if path[-1:] == "/":
+        path = path[:-1]
+    return path.lower()
+
+
+def matcher(pattern: str) -> Callable[[str], object]:
+    """A function that is true of the plain paths that the pattern means."""
+    body = pattern.removesuffix("*")
+    if not pattern.startswith("/") and pattern != "*":
+        raise ValueError(f"a path begins with '/', got {pattern!r}")
+    if "<" in body or ">" in body:
+        raise ValueError(f"a parameter of a path is written {{name}}, not <name>, got {pattern!r}")
+    if "*" in body:
+        raise ValueError(f"a '*' stands at the end of a path only, got {pattern!r}")
+    if "{" in _PARAMETER.sub("", body) or "}" in _PARAMETER.sub("", body):
+        raise ValueError(f"a {{parameter}} is within one segment of a path, got {pattern!r}")
+    is_open = body != pattern
+    is_tree = is_open and body.endswith("/")
+    body = plain(body)
+    if is_open and not body:
+        return lambda path: True
+    if "{" not in body:
+        if is_tree:
+            below = f"{body}/"
+            return lambda path: path == body or path.startswith(below)
+        return (lambda path: path.startswith(body)) if is_open else body.__eq__
+    regex, at = "", 0
+    for parameter in _PARAMETER.finditer(body):
+        regex += re.escape(body[at : parameter.start()])
+        regex += ".*" if parameter[0].endswith(":path}") else "[^/]+"
+        at = parameter.end()
+    regex += re.escape(body[at:]) + ("(?:/.*)?" if is_tree else ".*" if is_open else "")
+    return re.compile(regex, re.DOTALL).fullmatch

@@ -1,0 +1,37 @@
+"""Headgate needs none of the frameworks; each integration needs its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+FRAMEWORKS = ["starlette", "fastapi", "flask", "django", "httpx", "litestar", "asgiref"]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_the_package_and_the_middlewares_import_no_framework() -> None:
+    code = f"""
+import sys
+import headgate.integrations, headgate.integrations.asgi, headgate.integrations.wsgi
+print([name for name in {FRAMEWORKS} if name in sys.modules])
+"""
+    run = python(code)
+    assert (run.stdout.strip(), run.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("fastapi", "FastAPI"), ("flask", "Flask"), ("django", "Django"), ("httpx", "httpx")],
+)
+def test_a_missing_framework_is_named(module: str, name: str) -> None:
+    code = f"""
+import sys
+sys.modules[{module!r}] = None
+import headgate.integrations.{module}
+"""
+    last = python(code).stderr.splitlines()[-1]
+    needs = f"headgate.integrations.{module} needs {name}: pip install {module}"
+    assert last == f"ModuleNotFoundError: {needs}"

@@ -41,6 +41,8 @@ class RedisKeyed:
     each key's rate. `prefix` stands before every key in Redis.
     """
 
+    blocks = True  # its thread, for a round trip: not for use in an event loop
+
     def __init__(
         self,
         url: str,

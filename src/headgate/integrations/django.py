@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 
 try:
     from asgiref.sync import iscoroutinefunction, markcoroutinefunction
-    from django.conf import settings
-    from django.core.exceptions import ImproperlyConfigured
-    from django.http import HttpRequest, HttpResponse
-except ModuleNotFoundError as missing:
+    from django import conf  # type: ignore[import-untyped]
+    from django.core.exceptions import ImproperlyConfigured  # type: ignore[import-untyped]
+    from django.http import HttpRequest, HttpResponse  # type: ignore[import-untyped]
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "headgate.integrations.django needs Django: pip install django", name=missing.name
-    ) from missing
+        "headgate.integrations.django needs Django: pip install django", name=_missing.name
+    ) from _missing
 
 from headgate.integrations.answers import Answers, Body, beside, problem
 from headgate.integrations.gate import Gate, OnRefusal, Verdict
@@ -51,7 +51,7 @@ class RateLimitMiddleware:
     async_capable = True
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
-        options = dict(getattr(settings, "HEADGATE", {}))
+        options = dict(getattr(conf.settings, "HEADGATE", {}))
         unknown = [name for name in options if name not in OPTIONS]
         if unknown or "rules" not in options:
             wrong = f"got {unknown[0]!r}" if unknown else "'rules' is missing"

@@ -23,10 +23,10 @@ from typing import Any
 try:
     from fastapi import HTTPException, Request, Response, WebSocketException
     from fastapi.requests import HTTPConnection
-except ModuleNotFoundError as missing:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "headgate.integrations.fastapi needs FastAPI: pip install fastapi", name=missing.name
-    ) from missing
+        "headgate.integrations.fastapi needs FastAPI: pip install fastapi", name=_missing.name
+    ) from _missing
 
 from headgate.integrations.answers import Answers, Body, Refusal, problem, problem_members
 from headgate.integrations.gate import Gate, OnRefusal, Outcome

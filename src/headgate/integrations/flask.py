@@ -31,10 +31,10 @@ from typing import Any, TypeVar
 try:
     from flask import Flask, Response, current_app, g, request
     from werkzeug.exceptions import TooManyRequests
-except ModuleNotFoundError as missing:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "headgate.integrations.flask needs Flask: pip install flask", name=missing.name
-    ) from missing
+        "headgate.integrations.flask needs Flask: pip install flask", name=_missing.name
+    ) from _missing
 
 from headgate.integrations.answers import Answers, Body, Refusal, beside, problem, problem_members
 from headgate.integrations.gate import Gate, OnRefusal, Outcome, Verdict

@@ -26,10 +26,10 @@ from typing import Any, Protocol, Self
 
 try:
     import httpx
-except ModuleNotFoundError as missing:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "headgate.integrations.httpx needs httpx: pip install httpx", name=missing.name
-    ) from missing
+        "headgate.integrations.httpx needs httpx: pip install httpx", name=_missing.name
+    ) from _missing
 
 from headgate.clock import Clock, SystemClock
 from headgate.integrations.holds import BUSY, Holds, asked_for

@@ -158,7 +158,7 @@ def test_a_refusal_is_a_problem_of_the_type_that_the_draft_defines(
         "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
         "title": "Request cannot be satisfied as assigned quota has been exceeded",
         "status": 429,
-        "detail": 'the limit a"b is used up; try again in 60 s',
+        "detail": 'over the limit a"b; try again in 60 s',
         "violated-policies": ['a"b'],
     }
     head = Answers().refusal(verdict, verdict.refused, "HEAD")

@@ -48,7 +48,7 @@ def test_a_refusal_has_the_fields_and_a_body_in_problem_json(clock: ManualClock)
         assert plain.headers["retry-after"] == "60"
         assert plain.headers["ratelimit"] == '"search";r=0;t=60'
         assert plain.headers["content-type"] == "application/problem+json"
-        assert plain.json() == {"detail": "the limit search is used up; try again in 60 s"}
+        assert plain.json() == {"detail": "over the limit search; try again in 60 s"}
     app.add_exception_handler(Refused, answer_refused)
     app.middleware_stack = None
     with TestClient(app) as client:

@@ -88,7 +88,7 @@ def test_error_handlers_work_and_the_fields_are_added_to_their_answer(clock: Man
     client = app.test_client()
     client.get("/")
     answer = client.get("/")
-    assert answer.text == "api: the limit api is used up; try again in 60 s"
+    assert answer.text == "api: over the limit api; try again in 60 s"
     assert answer.headers.getlist("Retry-After") == ["60"]
     assert answer.headers.getlist("RateLimit") == ['"api";r=0;t=60']
 

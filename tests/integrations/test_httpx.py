@@ -179,6 +179,46 @@ def test_the_key_says_which_requests_belong_together(get: Get, clock: ManualCloc
     assert server.asked == [0.0, 1.0]
 
 
+class Blocking:
+    """As `RedisKeyed`: it waits, and only in a thread."""
+
+    def __init__(self, keyed: Keyed) -> None:
+        self.acquire = keyed.acquire
+
+
+class Coroutines:
+    """As `AsyncRedisKeyed`: to wait is all it does differently."""
+
+    def __init__(self, keyed: Keyed) -> None:
+        self._keyed = keyed
+
+    async def acquire(self, key: Any, cost: float = 1.0, timeout: float | None = None) -> float:
+        return await self._keyed.acquire_async(key, cost, timeout)
+
+
+def test_limiters_wait_in_threads_or_in_tasks(clock: ManualClock) -> None:
+    server = Server(clock)
+    mock = httpx.MockTransport(server)
+    blocking = Blocking(Keyed("1/second", clock=clock))
+    coroutines: Any = Coroutines(Keyed("1/second", clock=clock))
+    with httpx.Client(transport=RateLimitTransport(blocking, mock, clock=clock)) as client:
+        client.get(A)
+        client.get(A)
+
+    async def story() -> None:
+        transport = AsyncRateLimitTransport(coroutines, mock, clock=clock)
+        async with httpx.AsyncClient(transport=transport) as client:
+            await client.get(A)
+            await client.get(A)
+
+    asyncio.run(story())
+    assert server.asked == [0.0, 1.0, 1.0, 2.0]
+    with pytest.raises(TypeError, match="answers with coroutines"):
+        RateLimitTransport(coroutines, mock)
+    with pytest.raises(TypeError, match="would stop the event loop"):
+        AsyncRateLimitTransport(blocking, mock)
+
+
 def test_wrong_arguments_are_told_at_once() -> None:
     for wrong, words in [
         ({"retries": -1}, "retries must be"),

@@ -24,6 +24,8 @@ from headgate.integrations.paths import matcher, plain
             ["/users/posts", "/users/7/8/posts", "/users/7/posts/1", "/users//posts"],
         ),
         ("/files/{name}/*", ["/files/a", "/files/a/b/c"], ["/files"]),
+        ("/files/{name:path}", ["/files/a", "/files/a/b/c"], ["/files", "/filesx"]),
+        ("/users/{id:int}", ["/users/7"], ["/users/7/8"]),
         ("/v{number}/x", ["/v1/x"], ["/v/x"]),
         ("/a.b", ["/a.b"], ["/aXb"]),
     ],
@@ -34,7 +36,7 @@ def test_a_pattern_means_these_paths(pattern: str, inside: list[str], outside: l
     assert [path for path in outside if matches(plain(path))] == []
 
 
-@pytest.mark.parametrize("pattern", ["api", "/a*b", "/*/x", "/{a/b}", "/{a", "/a}", ""])
+@pytest.mark.parametrize("pattern", ["api", "/a*b", "/*/x", "/{a/b}", "/{a", "/a}", "/<id>", ""])
 def test_a_pattern_that_means_nothing_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="path"):
         matcher(pattern)

@@ -52,7 +52,7 @@ def problem_members(outcome: Outcome) -> dict[str, object]:
     violated = json.loads(name)  # a structured string is written as JSON writes it
     if outcome.can_pass:
         seconds = outcome.policy.seconds(outcome.decision)
-        detail = f"the limit {violated} is used up; try again in {seconds} s"
+        detail = f"over the limit {violated}; try again in {seconds} s"
     else:
         detail = f"this request costs more than the limit {violated} ever lets through at once"
     return {

@@ -18,6 +18,7 @@ send, close) and is told what came of it; a thread or a task does it. So both tr
 are the same, and tests run them on a `ManualClock`.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -37,13 +38,26 @@ from headgate.limits import Decision, Keyed, RateLimited
 from headgate.limits.checks import positive, timeout_seconds, whole
 from headgate.limits.limit import Key, LimitLike
 
-__all__ = ["AsyncRateLimitTransport", "RateLimitTransport", "WaitingLimiter"]
+__all__ = [
+    "AsyncRateLimitTransport",
+    "AsyncWaitingLimiter",
+    "RateLimitTransport",
+    "WaitingLimiter",
+]
 
 
 class WaitingLimiter(Protocol):
-    """What the transports ask of a limiter: `Keyed` has it."""
+    """What `RateLimitTransport` asks of a limiter: `Keyed`, `SharedKeyed`, `RedisKeyed` have it."""
 
     def acquire(self, key: Key, cost: float = 1.0, timeout: float | None = None) -> float: ...
+
+
+class AsyncWaitingLimiter(Protocol):
+    """The same of `AsyncRateLimitTransport`: `Keyed` and `SharedKeyed`.
+
+    Or `acquire` itself is a coroutine, as with `AsyncRedisKeyed`.
+    """
+
     async def acquire_async(
         self, key: Key, cost: float = 1.0, timeout: float | None = None
     ) -> float: ...
@@ -78,7 +92,7 @@ class Courtesy:
 
     def __init__(
         self,
-        limit: LimitLike | WaitingLimiter | None,
+        has_limit: bool,
         key: Callable[[httpx.Request], str] | None,
         timeout: float | None,
         retries: int,
@@ -86,13 +100,8 @@ class Courtesy:
         clock: Clock | None,
     ) -> None:
         self.clock: Clock = SystemClock() if clock is None else clock
-        self.limiter: WaitingLimiter | None = None
-        if limit is not None:
-            ready: Any = limit
-            if not hasattr(limit, "acquire"):
-                ready = Keyed(ready, clock=clock)
-            self.limiter = ready
-        self.holds = Holds(positive("longest_hold", longest_hold))
+        self._has_limit = has_limit
+        self._holds = Holds(positive("longest_hold", longest_hold))
         self._key = _host if key is None else key
         self._timeout = timeout_seconds(timeout)
         self._retries = whole("retries", retries, 0)
@@ -104,16 +113,16 @@ class Courtesy:
         attempt = 0
         while True:
             yield from self._sit_out(key, deadline)
-            if self.limiter is not None:
+            if self._has_limit:
                 yield Acquire(key, max(deadline - self.clock.now(), 0.0))
                 yield from self._sit_out(key, deadline)  # one may have come while we waited
             response: httpx.Response = yield request
             now = self.clock.now()
             pause = asked_for(response.status_code, response.headers.get, self._wall_time())
-            self.holds.hold(key, pause, now)
+            self._holds.hold(key, pause, now)
             if response.status_code not in BUSY or attempt == self._retries or not can_repeat:
                 return response
-            pause = self.holds.wait(key, now) or 2.0**attempt
+            pause = self._holds.wait(key, now) or 2.0**attempt
             if now + pause > deadline:
                 return response
             yield Close(response)
@@ -121,7 +130,7 @@ class Courtesy:
             attempt += 1
 
     def _sit_out(self, key: str, deadline: float) -> Generator[Step, Any, None]:
-        while (pause := self.holds.wait(key, now := self.clock.now())) > 0.0:
+        while (pause := self._holds.wait(key, now := self.clock.now())) > 0.0:
             if now + pause > deadline:
                 raise RateLimited(Decision(False, retry_after=pause, reset_after=pause))
             yield Sleep(pause)
@@ -134,8 +143,8 @@ class Courtesy:
 class RateLimitTransport(httpx.BaseTransport):
     """For `httpx.Client`.
 
-    - `limit`: "10/second", a `Limit`, several, or a `Keyed` to be shared; None only
-      listens to the server.
+    - `limit`: "10/second", a `Limit`, several, or a limiter to be shared (`Keyed`,
+      `SharedKeyed`, `RedisKeyed`); None only listens to the server.
     - `transport`: the one that sends; a plain `httpx.HTTPTransport` by default.
     - `key`: which requests share a limit and a pause, a function; the host by default.
     - `timeout`: seconds that a request may wait in all; None for ever.
@@ -154,7 +163,10 @@ class RateLimitTransport(httpx.BaseTransport):
         longest_hold: float = 300.0,
         clock: Clock | None = None,
     ) -> None:
-        self._courtesy = Courtesy(limit, key, timeout, retries, longest_hold, clock)
+        self._courtesy = Courtesy(limit is not None, key, timeout, retries, longest_hold, clock)
+        self._acquire = _limiter(limit, clock).acquire
+        if inspect.iscoroutinefunction(self._acquire):
+            raise TypeError(f"{limit!r} answers with coroutines; use AsyncRateLimitTransport")
         self._transport = httpx.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -170,8 +182,7 @@ class RateLimitTransport(httpx.BaseTransport):
         if isinstance(step, httpx.Request):
             return self._transport.handle_request(step)
         if isinstance(step, Acquire):
-            assert self._courtesy.limiter is not None
-            return self._courtesy.limiter.acquire(step.key, timeout=_finite(step.timeout))
+            return self._acquire(step.key, timeout=_finite(step.timeout))
         if isinstance(step, Sleep):
             return self._courtesy.clock.sleep(step.seconds)
         return step.response.close()
@@ -197,7 +208,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
 
     def __init__(
         self,
-        limit: LimitLike | WaitingLimiter | None,
+        limit: LimitLike | AsyncWaitingLimiter | WaitingLimiter | None,
         transport: httpx.AsyncBaseTransport | None = None,
         *,
         key: Callable[[httpx.Request], str] | None = None,
@@ -206,7 +217,14 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         longest_hold: float = 300.0,
         clock: Clock | None = None,
     ) -> None:
-        self._courtesy = Courtesy(limit, key, timeout, retries, longest_hold, clock)
+        self._courtesy = Courtesy(limit is not None, key, timeout, retries, longest_hold, clock)
+        limiter = _limiter(limit, clock)
+        self._acquire = getattr(limiter, "acquire_async", None) or limiter.acquire
+        if not hasattr(limiter, "acquire_async") and not inspect.iscoroutinefunction(self._acquire):
+            raise TypeError(
+                f"{limit!r} blocks its thread while it waits, and would stop the event loop; "
+                "use the async kind (AsyncRedisKeyed) here"
+            )
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -222,10 +240,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         if isinstance(step, httpx.Request):
             return await self._transport.handle_async_request(step)
         if isinstance(step, Acquire):
-            assert self._courtesy.limiter is not None
-            return await self._courtesy.limiter.acquire_async(
-                step.key, timeout=_finite(step.timeout)
-            )
+            return await self._acquire(step.key, timeout=_finite(step.timeout))
         if isinstance(step, Sleep):
             return await self._courtesy.clock.sleep_async(step.seconds)
         return await step.response.aclose()
@@ -244,6 +259,13 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         traceback: TracebackType | None = None,
     ) -> None:
         await self._transport.__aexit__(kind, error, traceback)
+
+
+def _limiter(limit: Any, clock: Clock | None) -> Any:
+    """The limiter itself, or a `Keyed` of the limits; of None, one that is never asked."""
+    if hasattr(limit, "acquire"):
+        return limit
+    return Keyed("1/second" if limit is None else limit, clock=clock)
 
 
 def _host(request: httpx.Request) -> str:

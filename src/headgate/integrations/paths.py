@@ -1,7 +1,8 @@
 """Which paths a rule is about.
 
     /search            that path
-    /users/{id}/posts  any one segment in place of {id}
+    /users/{id}/posts  any one segment in place of {id}; so {id:int}, as some frameworks write
+    /files/{name:path} any number of segments
     /api/*             /api and everything below it
     /api*              everything that begins so: /apis, too
     None               every path
@@ -37,6 +38,8 @@ def matcher(pattern: str) -> Callable[[str], object]:
     body = pattern.removesuffix("*")
     if not pattern.startswith("/") and pattern != "*":
         raise ValueError(f"a path begins with '/', got {pattern!r}")
+    if "<" in body or ">" in body:
+        raise ValueError(f"a parameter of a path is written {{name}}, not <name>, got {pattern!r}")
     if "*" in body:
         raise ValueError(f"a '*' stands at the end of a path only, got {pattern!r}")
     if "{" in _PARAMETER.sub("", body) or "}" in _PARAMETER.sub("", body):
@@ -51,6 +54,10 @@ def matcher(pattern: str) -> Callable[[str], object]:
             below = f"{body}/"
             return lambda path: path == body or path.startswith(below)
         return (lambda path: path.startswith(body)) if is_open else body.__eq__
-    literals = [re.escape(part) for part in _PARAMETER.split(body)]
-    end = "(?:/.*)?" if is_tree else ".*" if is_open else ""
-    return re.compile("[^/]+".join(literals) + end, re.DOTALL).fullmatch
+    regex, at = "", 0
+    for parameter in _PARAMETER.finditer(body):
+        regex += re.escape(body[at : parameter.start()])
+        regex += ".*" if parameter[0].endswith(":path}") else "[^/]+"
+        at = parameter.end()
+    regex += re.escape(body[at:]) + ("(?:/.*)?" if is_tree else ".*" if is_open else "")
+    return re.compile(regex, re.DOTALL).fullmatch

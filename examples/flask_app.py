@@ -5,9 +5,9 @@ r"""Flask under gunicorn: a limit for all views, a tighter one for the log-in, o
 
 Then, from another terminal:
 
-    seq 40 | xargs -I_ curl -so /dev/null -w '%{http_code}\n' localhost:8000/ | sort | uniq -c
+    curl -s -o /dev/null -w '%{http_code}\n' 'localhost:8000/?[1-40]' | sort | uniq -c
 
-      30 200
+      30 200      and one more for each 2 seconds that it takes
       10 429
 
 `curl -i -X POST -d name=ann localhost:8000/login` passes three times a minute for each name,

@@ -208,6 +208,9 @@ def test_what_the_application_has_set_stands() -> None:
     ]
     assert beside(fields, {"ratelimit": '"app";r=7'}.get) == fields
     assert beside(fields, {}.get) == fields
+    odd = [("RateLimit", '"a, \\"b";r=1, "c;";r=2')]
+    assert beside(odd, {"ratelimit": '"x";r=1'}.get) == odd
+    assert beside(odd, {"ratelimit": '"a, \\"b";r=9'}.get) == [("RateLimit", '"c;";r=2')]
 
 
 @given(

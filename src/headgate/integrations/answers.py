@@ -17,12 +17,13 @@ can be replaced by a function. Of a request that passed, the fields of all its r
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from headgate.integrations.gate import Outcome, Verdict
 
-__all__ = ["Answers", "Body", "Field", "Refusal", "problem"]
+__all__ = ["Answers", "Body", "Field", "Refusal", "beside", "problem", "problem_members"]
 
 Field = tuple[str, str]
 Body = Callable[[Outcome], tuple[str, bytes]]
@@ -30,6 +31,9 @@ Body = Callable[[Outcome], tuple[str, bytes]]
 PROBLEM = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 LISTS = ("ratelimit-policy", "ratelimit")
+
+_NAME = re.compile(r'"(?:[^"\\]|\\.)*"')
+_ITEMS = re.compile(rf'(?:{_NAME.pattern}|[^,"])+')
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,8 @@ def beside(fields: Iterable[Field], present: Callable[[str], str | None]) -> lis
         if there is None:
             added.append((name, value))
         elif name.lower() in LISTS:
-            fresh = [item for item in value.split(", ") if item.partition(";")[0] not in there]
+            items = [item.strip() for item in _ITEMS.findall(value)]
+            fresh = [item for item in items if _NAME.findall(item)[0] not in there]
             if fresh:
                 added.append((name, ", ".join(fresh)))
     return added

@@ -151,7 +151,7 @@ def test_a_refusal_is_a_problem_of_the_type_that_the_draft_defines(
     gate.decide(make_request())
     verdict = gate.decide(make_request())
     assert verdict.refused is not None
-    refusal = Answers().refusal(verdict, verdict.refused, "GET")
+    refusal = Answers().refusal(verdict, "GET")
     assert ("Content-Type", "application/problem+json") in refusal.fields
     assert ("Content-Length", str(len(refusal.body))) in refusal.fields
     assert json.loads(refusal.body) == {
@@ -161,7 +161,7 @@ def test_a_refusal_is_a_problem_of_the_type_that_the_draft_defines(
         "detail": 'over the limit a"b; try again in 60 s',
         "violated-policies": ['a"b'],
     }
-    head = Answers().refusal(verdict, verdict.refused, "HEAD")
+    head = Answers().refusal(verdict, "HEAD")
     assert head.body == b""
     assert head.fields == refusal.fields
 
@@ -172,7 +172,7 @@ def test_the_body_can_be_replaced(make_request: MakeRequest, clock: ManualClock)
     verdict = gate.decide(make_request())
     assert verdict.refused is not None
     answers = Answers(body=lambda outcome: ("text/plain", f"slow down, {outcome.key}".encode()))
-    refusal = answers.refusal(verdict, verdict.refused, "GET")
+    refusal = answers.refusal(verdict, "GET")
     assert refusal.body == b"slow down, 203.0.113.7"
     assert ("Content-Type", "text/plain") in refusal.fields
     with pytest.raises(TypeError, match="body must be a function"):
@@ -187,7 +187,7 @@ def test_no_time_is_told_where_no_waiting_helps(
     )
     verdict = gate.decide(make_request())
     assert verdict.refused is not None
-    refusal = Answers().refusal(verdict, verdict.refused, "GET")
+    refusal = Answers().refusal(verdict, "GET")
     fields = dict(refusal.fields)
     assert "Retry-After" not in fields
     assert fields["RateLimit"] == '"x";r=5'

@@ -193,3 +193,5 @@ def test_wrong_arguments_are_told_at_once() -> None:
         by_address(ipv6_prefix=0)
     with pytest.raises(ValueError, match="name of a header"):
         by_header("x api key")
+    with pytest.raises(ValueError, match="name of a header"):
+        by_address(header="")

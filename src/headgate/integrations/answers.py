@@ -31,6 +31,7 @@ Body = Callable[[Outcome], tuple[str, bytes]]
 PROBLEM = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 LISTS = ("ratelimit-policy", "ratelimit")
+TRY_AGAIN_LATER = 1013  # of the registry of websocket close codes
 
 _NAME = re.compile(r'"(?:[^"\\]|\\.)*"')
 _ITEMS = re.compile(rf'(?:{_NAME.pattern}|[^,"])+')
@@ -87,9 +88,10 @@ class Answers:
         self._shadow_header = shadow_header
         self._body = body
 
-    def refusal(self, verdict: Verdict, outcome: Outcome, method: str) -> Refusal:
-        """The answer to a request that `outcome` refused. HEAD has no body, but its length."""
-        kind, body = self._body(outcome)
+    def refusal(self, verdict: Verdict, method: str) -> Refusal:
+        """The answer to a request that was refused. HEAD has no body, but its length."""
+        assert verdict.refused is not None
+        kind, body = self._body(verdict.refused)
         fields = [
             *self.fields(verdict),
             ("Content-Type", kind),

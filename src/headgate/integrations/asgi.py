@@ -15,8 +15,16 @@
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from headgate.integrations.answers import Answers, Body, Field, Refusal, beside, problem
-from headgate.integrations.gate import Gate, OnRefusal
+from headgate.integrations.answers import (
+    TRY_AGAIN_LATER,
+    Answers,
+    Body,
+    Field,
+    Refusal,
+    beside,
+    problem,
+)
+from headgate.integrations.gate import Gate, OnRefusal, Verdict
 from headgate.integrations.requests import ScopeRequest
 from headgate.integrations.rules import Rule
 
@@ -27,8 +35,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-TRY_AGAIN_LATER = 1013  # of the registry of websocket close codes
 
 
 class RateLimitMiddleware:
@@ -67,26 +73,26 @@ class RateLimitMiddleware:
         gate = self._gate
         verdict = await gate.decide_async(request) if self._must_await else gate.decide(request)
         if verdict.refused is not None:
-            refusal = self._answers.refusal(verdict, verdict.refused, request.method)
+            refusal = self._answers.refusal(verdict, request.method)
             if kind == "http":
                 await _answer(refusal, send, "http.response")
             else:
                 await _turn_away(refusal, scope, receive, send)
             return
         if self._tells_allowed:
-            fields = self._answers.fields(verdict)
-            if fields:
-                send = _with_fields(fields, send)
+            send = _with_fields(self._answers, verdict, send)
         await self._app(scope, receive, send)
 
     def __repr__(self) -> str:
         return f"RateLimitMiddleware({self._app!r}, rules={list(self._gate.rules)})"
 
 
-def _with_fields(fields: list[Field], send: Send) -> Send:
+def _with_fields(answers: Answers, verdict: Verdict, send: Send) -> Send:
     async def send_with_fields(message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start" or kind == "websocket.accept":
+            # Now, and not before: a limit further in may have refused, and all is given back.
+            fields = answers.fields(verdict)
             there = list(message.get("headers") or ())
             message = {**message, "headers": there + _raw(_added(fields, there))}
         await send(message)

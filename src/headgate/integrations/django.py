@@ -152,6 +152,5 @@ def _with_fields(answers: Answers, verdict: Verdict, response: HttpResponse) -> 
 
 
 def _refusal(answers: Answers, verdict: Verdict, method: str) -> HttpResponse:
-    assert verdict.refused is not None
-    refusal = answers.refusal(verdict, verdict.refused, method)
+    refusal = answers.refusal(verdict, method)
     return HttpResponse(refusal.body, status=refusal.status, headers=dict(refusal.fields))

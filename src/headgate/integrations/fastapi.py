@@ -28,14 +28,19 @@ except ModuleNotFoundError as _missing:
         "headgate.integrations.fastapi needs FastAPI: pip install fastapi", name=_missing.name
     ) from _missing
 
-from headgate.integrations.answers import Answers, Body, Refusal, problem, problem_members
+from headgate.integrations.answers import (
+    TRY_AGAIN_LATER,
+    Answers,
+    Body,
+    Refusal,
+    problem,
+    problem_members,
+)
 from headgate.integrations.gate import Gate, OnRefusal, Outcome
 from headgate.integrations.requests import ScopeRequest
 from headgate.integrations.rules import RuleLike, as_rules
 
 __all__ = ["RESPONSES", "Refused", "answer_refused", "limit"]
-
-TRY_AGAIN_LATER = 1013
 
 # For `responses=` of a route, router or application: how OpenAPI tells of a refusal.
 RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -100,7 +105,7 @@ class Dependency:
         elif connection.scope["type"] == "websocket":
             raise WebSocketException(TRY_AGAIN_LATER, "rate limited")
         else:
-            refusal = self._answers.refusal(verdict, verdict.refused, request.method)
+            refusal = self._answers.refusal(verdict, request.method)
             raise Refused(verdict.refused, refusal)
 
     def __repr__(self) -> str:

@@ -120,7 +120,7 @@ class RateLimit:
         verdict = gate.decide(asked)
         _verdicts().append(verdict)
         if verdict.refused is not None:
-            refusal = self._answers.refusal(verdict, verdict.refused, asked.method)
+            refusal = self._answers.refusal(verdict, asked.method)
             raise Refused(verdict.refused, refusal)
 
     def _after(self, response: Response) -> Response:

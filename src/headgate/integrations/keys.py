@@ -56,7 +56,8 @@ def by_address(
     trusts_unix = UNIX in listed
     if not isinstance(ipv6_prefix, int) or not 1 <= ipv6_prefix <= 128:
         raise ValueError(f"ipv6_prefix must be from 1 to 128 bits, got {ipv6_prefix!r}")
-    read = _forwarded_for if header.lower() == "forwarded" else str.strip
+    header = _header_name(header)
+    read = _forwarded_for if header == "forwarded" else str.strip
 
     @lru_cache(ADDRESSES_REMEMBERED)
     def look_up(text: str) -> tuple[str | None, bool]:
@@ -100,9 +101,7 @@ def by_header(name: str, *, otherwise: KeyFunction | None = None) -> KeyFunction
     A header is the client's own word. Who sends another value with each request has a new
     key each time, so values must be checked by somebody, or a rule by address stand beside.
     """
-    if not name.isascii() or not name or any(mark in name for mark in " :,\r\n"):
-        raise ValueError(f"expected the name of a header, like 'x-api-key', got {name!r}")
-    name = name.lower()
+    name = _header_name(name)
     fall_back = by_address() if otherwise is None else otherwise
 
     def key_of(request: Request) -> Key:
@@ -151,6 +150,12 @@ def _labelled(label: str, value: str) -> str:
 
 def _digest(raw: bytes) -> str:
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
+
+
+def _header_name(name: str) -> str:
+    if not name.isascii() or not name or any(mark in name for mark in " :,\r\n"):
+        raise ValueError(f"expected the name of a header, like 'x-api-key', got {name!r}")
+    return name.lower()
 
 
 def _network(text: str) -> Network:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from headgate.integrations.answers import Answers, Body, Field, beside, problem
-from headgate.integrations.gate import Gate, OnRefusal
+from headgate.integrations.gate import Gate, OnRefusal, Verdict
 from headgate.integrations.requests import EnvironRequest
 from headgate.integrations.rules import Rule
 
@@ -57,22 +57,25 @@ class RateLimitMiddleware:
         request = EnvironRequest(environ)
         verdict = self._gate.decide(request)
         if verdict.refused is not None:
-            refusal = self._answers.refusal(verdict, verdict.refused, request.method)
+            refusal = self._answers.refusal(verdict, request.method)
             status = HTTPStatus(refusal.status)
             start_response(f"{status.value} {status.phrase}", refusal.fields)
             return [refusal.body]
         if self._answers.tells_allowed:
-            fields = self._answers.fields(verdict)
-            if fields:
-                start_response = _with_fields(fields, start_response)
+            start_response = _with_fields(self._answers, verdict, start_response)
         return self._app(environ, start_response)
 
     def __repr__(self) -> str:
         return f"RateLimitMiddleware({self._app!r}, rules={list(self._gate.rules)})"
 
 
-def _with_fields(fields: list[Field], start_response: StartResponse) -> StartResponse:
+def _with_fields(
+    answers: Answers, verdict: Verdict, start_response: StartResponse
+) -> StartResponse:
     def start_with_fields(status: str, headers: list[Field], *exc_info: ExcInfo) -> Write:
+        # Now, and not before: a limit further in may have refused, and all is given back.
+        fields = answers.fields(verdict)
+
         def present(name: str) -> str | None:
             lines = [value for field, value in headers if field.lower() == name]
             return ", ".join(lines) if lines else None

@@ -116,7 +116,6 @@ def test_blueprints_classes_and_async_views_are_views(clock: ManualClock) -> Non
 
 
 def test_an_async_view_keeps_working() -> None:
-    pytest.importorskip("asgiref")  # what Flask runs async views with; Django brings it
     rate_limit = RateLimit()
     app = make_app(rate_limit)
 

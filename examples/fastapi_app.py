@@ -11,7 +11,8 @@ Then, from another terminal:
       10 429
 
 The four processes count in one table in shared memory, so it is 50 a minute for each
-address and not 50 per process. `curl -i localhost:8000/` shows the fields RateLimit-Policy and
+address and not 50 per process. (The table outlives them: a second try finds the limit
+used.) `curl -i localhost:8000/` shows the fields RateLimit-Policy and
 RateLimit; `/search` has a tighter limit of its own; `/health` is never refused.
 """
 
@@ -24,16 +25,17 @@ from headgate.integrations import Rule, by_address
 from headgate.integrations.asgi import RateLimitMiddleware
 from headgate.integrations.fastapi import RESPONSES, Refused, answer_refused, limit
 
+# With rebuild, a release with another limit replaces the table of the one before.
 # Behind a proxy, name its network here: only what it forwards is believed.
 client = by_address(trusted=[])
 everything = Rule(
-    SharedKeyed("example-all", "50/minute", max_keys=100_000),
+    SharedKeyed("example-fastapi", "50/minute", rebuild=True),
     name="all",
     key=client,
     exempt=lambda request: request.path == "/health",
 )
 searches = Rule(
-    SharedKeyed("example-search", "5/minute", max_keys=100_000), name="search", key=client
+    SharedKeyed("example-fastapi-search", "5/minute", rebuild=True), name="search", key=client
 )
 
 app = FastAPI(responses=RESPONSES)

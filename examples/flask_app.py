@@ -1,28 +1,32 @@
 r"""Flask under gunicorn: a limit for all views, a tighter one for the log-in, one exemption.
 
     pip install flask gunicorn
-    gunicorn --threads 8 'examples.flask_app:create_app()'
+    gunicorn --workers 4 --threads 2 'examples.flask_app:create_app()'
 
 Then, from another terminal:
 
-    curl -s -o /dev/null -w '%{http_code}\n' 'localhost:8000/?[1-40]' | sort | uniq -c
+    seq 40 | xargs -I_ curl -so /dev/null -w '%{http_code}\n' localhost:8000/ | sort | uniq -c
 
-      30 200      and one more for each 2 seconds that it takes
+      30 200
       10 429
 
 `curl -i -X POST -d name=ann localhost:8000/login` passes three times a minute for each name,
 wherever it comes from; then the error handler answers. `/health` is never refused.
 
-All threads of one process share these limits. For several processes (`--workers 4`), give
-the rules a `SharedKeyed` in place of the string, as `fastapi_app.py` does.
+The four processes count in one table in shared memory. It outlives them: to start anew,
+`python -c "from headgate import SharedKeyed; SharedKeyed.unlink('example-flask')"`.
 """
 
 from flask import Flask, Response, jsonify, request
 
+from headgate import SharedKeyed
 from headgate.integrations import Request, Rule
 from headgate.integrations.flask import RateLimit, Refused
 
-rate_limit = RateLimit(rules=[Rule("30/minute", name="all")], headers=True)
+# With rebuild, a release with another limit replaces the table of the one before.
+everything = Rule(SharedKeyed("example-flask", "30/minute", rebuild=True), name="all")
+logins = SharedKeyed("example-flask-login", "3/minute", rebuild=True)
+rate_limit = RateLimit(rules=[everything], headers=True)
 
 
 def name_in_form(asked: Request) -> str:
@@ -39,7 +43,7 @@ def create_app() -> Flask:
         return "hello\n"
 
     @app.post("/login")
-    @rate_limit.limit(Rule("3/minute", name="login", key=name_in_form))
+    @rate_limit.limit(Rule(logins, name="login", key=name_in_form))
     def login() -> str:
         return f"hello {request.form.get('name', '')}\n"
 

@@ -282,7 +282,7 @@ def test_no_spelling_of_a_path_reaches_the_view_and_not_the_rule(
     assert reached >= 3
 
 
-def test_fastapi_and_websocket_disconnects_are_not_our_business(clock: ManualClock) -> None:
+def test_a_limit_counts_handshakes_and_not_messages(clock: ManualClock) -> None:
     async def chat(websocket: WebSocket) -> None:
         await websocket.accept()
         try:
@@ -294,6 +294,6 @@ def test_fastapi_and_websocket_disconnects_are_not_our_business(clock: ManualClo
     app = Starlette(routes=[WebSocketRoute("/chat", chat)])
     app.add_middleware(RateLimitMiddleware, rules=[Rule(Keyed("1/minute", clock=clock))])
     with TestClient(app) as client, client.websocket_connect("/chat") as session:
-        for word in ("a", "b", "c"):  # a limit counts handshakes, not messages
+        for word in ("a", "b", "c"):
             session.send_text(word)
             assert session.receive_text() == word

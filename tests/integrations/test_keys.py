@@ -180,6 +180,10 @@ def test_keys_are_bounded() -> None:
     assert len(str(bounded("a" * 201))) == 40
     assert len(str(bounded("\u20ac" * 67))) == 40  # 201 bytes
     assert bounded(b"a" * 999) != bounded(b"a" * 998)
+    assert bounded(("a", 1)) == ("a", 1)
+    long = bounded(("a" * 150, "b" * 150))
+    assert len(str(long)) < 100
+    assert long != bounded(("a" * 150, "b" * 149))
     assert bounded(("a", 5, b"b" * 201)) == ("a", 5, bounded(b"b" * 201))
     assert bounded(12) == 12
 

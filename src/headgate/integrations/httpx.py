@@ -164,7 +164,7 @@ class RateLimitTransport(httpx.BaseTransport):
         clock: Clock | None = None,
     ) -> None:
         self._courtesy = Courtesy(limit is not None, key, timeout, retries, longest_hold, clock)
-        self._acquire = _limiter(limit, clock).acquire
+        self._acquire: Any = getattr(_limiter(limit, clock), "acquire", None)
         if inspect.iscoroutinefunction(self._acquire):
             raise TypeError(f"{limit!r} answers with coroutines; use AsyncRateLimitTransport")
         self._transport = httpx.HTTPTransport() if transport is None else transport
@@ -219,8 +219,9 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._courtesy = Courtesy(limit is not None, key, timeout, retries, longest_hold, clock)
         limiter = _limiter(limit, clock)
-        self._acquire = getattr(limiter, "acquire_async", None) or limiter.acquire
-        if not hasattr(limiter, "acquire_async") and not inspect.iscoroutinefunction(self._acquire):
+        is_both = hasattr(limiter, "acquire_async")
+        self._acquire: Any = getattr(limiter, "acquire_async" if is_both else "acquire", None)
+        if limiter is not None and not is_both and not inspect.iscoroutinefunction(self._acquire):
             raise TypeError(
                 f"{limit!r} blocks its thread while it waits, and would stop the event loop; "
                 "use the async kind (AsyncRedisKeyed) here"
@@ -262,10 +263,8 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
 
 
 def _limiter(limit: Any, clock: Clock | None) -> Any:
-    """The limiter itself, or a `Keyed` of the limits; of None, one that is never asked."""
-    if hasattr(limit, "acquire"):
-        return limit
-    return Keyed("1/second" if limit is None else limit, clock=clock)
+    """The limiter itself, or a `Keyed` of the limits; None stays None."""
+    return limit if limit is None or hasattr(limit, "acquire") else Keyed(limit, clock=clock)
 
 
 def _host(request: httpx.Request) -> str:

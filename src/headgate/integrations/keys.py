@@ -16,7 +16,7 @@ Rules they keep:
   walk: the key is the last address that was sure.
 - One client is one key: an IPv6 client owns a whole /64, so a /64 is a key; IPv4 written
   as IPv6 is IPv4; ports and zones are no part of it.
-- A key is bounded: text of more than 200 bytes is replaced by a digest of it.
+- A key is bounded: one of more than 200 bytes is replaced by a digest of it.
 """
 
 import hashlib
@@ -129,9 +129,11 @@ def by_user(
 
 
 def bounded(key: Key) -> Key:
-    """The key, with text of more than 200 bytes in it replaced by a digest."""
+    """The key; if it takes more than 200 bytes, a digest of it."""
     if isinstance(key, tuple):
-        return tuple([bounded(part) for part in key])
+        parts = tuple([bounded(part) for part in key])
+        raw = repr(parts).encode("utf-8", "surrogatepass")
+        return parts if len(raw) <= LONGEST else ("blake2b", _digest(raw))
     if isinstance(key, str) and len(key) * 4 > LONGEST:
         raw = key.encode("utf-8", "surrogatepass")
         return key if len(raw) <= LONGEST else f"blake2b:{_digest(raw)}"

@@ -371,6 +371,7 @@ cdef class Keyed:
         cdef Spot spot
         state_carry(&old.rules, old.state, &old.default_rules, old.default_state, now)
         if state_is_idle(&old.default_rules, old.default_state, now):
+            self._table.forgot_at = larger(self._table.forgot_at, now)
             return 0
         find(self, key, now, &spot)
         if spot.where != SHARED:

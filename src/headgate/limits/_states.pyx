@@ -110,11 +110,12 @@ cdef void state_carry(
 ) noexcept:
     """Bring what was used under the old rules to the new ones, which may have some use already.
 
-    A limit over the same time takes over its cell as it is, or a bucket's use. One over
-    another time takes the largest use there was, up to its own limit: better too strict
-    for a while than to forgive. Where there is no memory for a log, it starts afresh.
+    A limit over the same time takes over its cell as it is, or a bucket's use (the first
+    over that time from the first, the second from the second). One over another time takes
+    the largest use there was, up to its own limit: better too strict for a while than to
+    forgive. Where there is no memory for a log, it starts afresh.
     """
-    cdef int i, j
+    cdef int i, j, before
     cdef double* cell
     cdef double used, wanted, has
     cdef bint is_same, is_settled
@@ -123,10 +124,16 @@ cdef void state_carry(
         cell = old_state
         wanted = 0.0
         is_settled = False
+        before = 0
+        for j in range(i):
+            before += rules.rule[j].per == rules.rule[i].per
         for j in range(old.count):
             used = cell_used(&old.rule[j], cell, now)
             is_same = old.rule[j].per == rules.rule[i].per
-            if is_same and not is_settled:
+            if is_same and before > 0:
+                before -= 1
+                wanted = larger(wanted, used)
+            elif is_same and not is_settled:
                 wanted = used
                 is_settled = True
                 if has == 0.0 and cell_copy(&old.rule[j], cell, &rules.rule[i], state):

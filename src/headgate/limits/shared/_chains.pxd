@@ -5,13 +5,15 @@
     counters  a cache line each
     desks     one for each process that has it open: the records it holds in hand
     buckets   a word each: the first record of a chain, and a tag that grows with each change
-    arena     the records, in units of 64 bytes
+    arena     the records, in units of 64 bytes: first those of the shared cells, then those
+              that each desk is given when somebody first sits there, then all others
 """
 
 cimport cython
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from headgate.limits.shared._atomic cimport salted_hash
+from headgate.limits.shared._memory cimport Memory
 
 cdef enum:
     UNIT = 64                # bytes
@@ -47,6 +49,7 @@ cdef struct Header:
     char[40] boot            # of the machine, and
     double start             # where on its clock the memory's own time began
     double wall              # the same in Unix time
+    uint64_t is_unsure       # one who was alone with it is looking through it, or died over that
 
 cdef struct Counter:
     uint64_t word
@@ -75,6 +78,9 @@ cdef struct Desk:
     uint64_t busy            # bucket + 1 that is being changed, or 0
     uint64_t before          # its word as it was
     uint64_t after           # and as it becomes
+    uint64_t was_used        # 1 since somebody first sat there
+    uint64_t owed            # by how much `count` is too high, for what the desk was doing
+    uint64_t owed_after      # and will be after the change
     uint32_t new_count
     uint32_t old_count
     uint32_t[RESERVE] new_units
@@ -105,20 +111,22 @@ cdef class Chains:
     cdef Header* header
     cdef Counters* counters
     cdef object file
+    cdef Memory _memory
     cdef char* _desks
     cdef Desk* _desk
+    cdef uint64_t _desk_number
     cdef uint64_t* _buckets
     cdef char* _arena
-    cdef Py_buffer _buffer
-    cdef unsigned long _forks
+    cdef unsigned long _forks    # in the process's life, when it was opened; NEVER: it is closed
     cdef unsigned long _leaving
+    cdef object _leaver          # the thread that takes a desk in a forked child
     cdef uint64_t _hand
 
+    cdef int check(self) except -1
     cdef int find(self, Key* key, Look* look) except -1
     cdef int find_spare(self, Key* key, Look* look) except -1
     cdef int see(self, uint64_t bucket, Look* look) except -1
     cdef bint is_current(self, Look* look) noexcept
-    cdef int check(self) except -1
     cdef bint change(
         self, Look* look, uint32_t gone, Key* key, int limits, double* payload, int size_class
     ) except -1
@@ -128,20 +136,24 @@ cdef class Chains:
     cdef void dismiss(self) noexcept
     cdef uint64_t next_bucket(self) noexcept
     cdef Record* record(self, uint32_t unit) noexcept
-    cdef int _open(self, object path, bytes header, bytes blank, bint rebuild) except -1
-    cdef int _attach(self, object file, bytes header) except -1
-    cdef void _detach(self) noexcept
     cdef int _find(self, uint64_t bucket, Key* key, Look* look) except -1
     cdef int _damaged(self, Look* look) except -1
+    cdef void _pay(self) noexcept
     cdef void _spill(self) noexcept
+    cdef void _put_in_hand(self, uint32_t unit) noexcept
     cdef void _push(self, uint32_t unit) noexcept
     cdef uint32_t _pop(self, int size_class) noexcept
     cdef uint32_t _carve(self, int size_class) except? 0
     cdef bint _commit_more(self) except -1
-    cdef int _sit_down(self) except -1
-    cdef void _tidy(self) noexcept
-    cdef int _heal(self) except -1
+    cdef int _open(self, object path, bytes header, bytes blank, bint rebuild) except -1
+    cdef str _attach(self, object file, bytes header)
+    cdef str _enter(self)
     cdef int _leave_parent(self) except -1
+    cdef int _sit_down(self) except -1
+    cdef bint _has_first_records(self) except -1
+    cdef void _tidy(self) noexcept
+    cdef str _heal(self)
+    cdef str _look_through_chains(self, unsigned char[::1] starts)
 
 
 cdef inline char* key_in(Record* record) noexcept nogil:

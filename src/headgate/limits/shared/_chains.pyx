@@ -19,14 +19,24 @@ keeps some *in hand* to write its next change into: what an update takes, it giv
 The rest goes to stacks in the shared memory, one for each size of record.
 
 What a process has in hand is noted on its *desk*. When it dies, its lock on the desk
-ends, and the next process that sits down there takes over what lies on it. `busy` and
-what follows it tell how far a change had come: if the bucket's word is `after`, it was
-done, and the old records are on hand in place of the new. If the word is `before`, it
-was not. If it is neither, others have been here since and nobody can tell, so both are
-left alone. That, and a kill in the few instructions in which a record goes from a stack
-to a desk, may lose a record, some 64 bytes, until a process opens the memory alone: it
-then looks at everything (`_heal`), and whatever is in no chain is free again. This is
+ends, and the next process that sits down there takes over what lies on it (`_tidy`).
+`busy` and what follows it tell how far a change had come. If the bucket's word is
+`after`, and leads to one of the new records, which nobody else had, it was done: the old
+records are in hand in place of the new. If the word is `before`, it was not done. If
+nobody can tell, for others have been here since, both are left alone. That, and a kill
+in the few instructions in which a record goes from a stack to a desk, may lose a record,
+some 64 bytes, or a place in the count of keys, until a process opens the memory alone:
+it then looks at everything (`_heal`), and whatever is in no chain is free again. This is
 also where a file that was torn (by a machine that lost its power) is found out.
+
+A record stays as large as it was made. Each class of size has room in the arena for all
+keys, so that keys which grow longer with time find their room; only what is used has
+memory behind it. What desks are given first has room of its own: a process can always
+be opened.
+
+Whatever runs Python (memory is committed, a clock of the caller's is asked) may let
+another thread in, which may close the memory. So `change` looks again, and nothing that
+closes it takes the memory itself away, which goes with the object.
 
 The tag has 36 bits. A process would have to sleep between its look and its swap for
 exactly a multiple of 2^36 changes of one chain, an hour at full speed, to be fooled.
@@ -34,21 +44,23 @@ exactly a multiple of 2^36 changes of one chain, an hour at full speed, to be fo
 
 import functools
 import os
+import threading
 import time
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.math cimport INFINITY
 from libc.string cimport memcmp, memcpy, memset
 
 from headgate._time cimport monotonic
+from headgate.limits._numbers cimport larger
 from headgate.limits.shared._atomic cimport (
     add, after_reads, before_writes, load, salted_hash, store, swap,
 )
+from headgate.limits.shared._memory cimport Memory
 
 from headgate.errors import ConfigError
 from headgate.limits.checks import whole
-from headgate.limits.shared.file import SharedFile
+from headgate.limits.shared.file import MAGIC, SharedFile, is_foreign, wait_for
 
 __all__ = []
 
@@ -70,6 +82,7 @@ cdef enum:
     VERSION = 1
     DESKS = 512
     DESK_BYTES = 640
+    READY_DESKS = 32         # that have memory from the start
     COUNTERS_AT = 4096
     DESKS_AT = 8192
     BUCKETS_AT = DESKS_AT + DESKS * DESK_BYTES
@@ -77,14 +90,13 @@ cdef enum:
     CHUNK = 4096             # units that get memory at once: 256 KB
     ROOM_TO_MISREAD = 16     # units behind the last record: one that changes may look longer
     MOST_IN_HAND = STOCK - LONGEST_CHAIN
-    UNITS_OF_ALL_CLASSES = (1 << CLASSES) - 1
+    DESK_UNITS = RESERVE * ((1 << CLASSES) - 1)  # that a desk is given first
     MOST_LIMITS = 8
 
 cdef uint64_t UNIT_MASK = (<uint64_t>1 << UNIT_BITS) - 1
 cdef uint64_t TAG_STEP = <uint64_t>1 << UNIT_BITS
 cdef uint64_t NEVER = <uint64_t>-1
 
-_MAGIC = b"HEADGATE"
 _WHAT_TO_DO = "open it with rebuild=True to start anew, or remove it with unlink()"
 
 assert sizeof(Header) <= COUNTERS_AT
@@ -104,9 +116,9 @@ cdef class Chains:
         self, path, purpose, max_keys, words, limit_words, blank, rebuild, is_system_clock, start, wall
     ):
         cdef Header header
-        cdef uint64_t units, overhead
+        cdef uint64_t units, others
         memset(&header, 0, sizeof(Header))
-        memcpy(header.magic, <const char*>(<bytes>_MAGIC), 8)
+        memcpy(header.magic, <const char*>(<bytes>MAGIC), 8)
         header.version = VERSION
         header.words = words
         header.limit_words = limit_words
@@ -115,11 +127,11 @@ cdef class Chains:
         while header.buckets < 2 * header.max_keys:
             header.buckets *= 2
         header.spares = SHARED_CELLS if blank else 0
-        units = <uint64_t>1 << class_of(&header, LONGEST_KEY, 0)
-        overhead = 1 + DESKS * STOCK * UNITS_OF_ALL_CLASSES + ROOM_TO_MISREAD
-        header.units = overhead + (header.max_keys + header.spares) * units
+        units = (<uint64_t>2 << class_of(&header, LONGEST_KEY, 0)) - 1  # one record of each class
+        others = desk_units_at(&header) + DESKS * DESK_UNITS + ROOM_TO_MISREAD
+        header.units = others + header.max_keys * units
         if header.max_keys > UNIT_MASK or header.units > UNIT_MASK:
-            most = (UNIT_MASK - overhead) // units - header.spares
+            most = (UNIT_MASK - others) // units
             raise ValueError(f"max_keys must be at most {most} for these limits, got {max_keys!r}")
         text = purpose.encode()
         if len(text) >= PURPOSE:
@@ -132,21 +144,17 @@ cdef class Chains:
         self._open(path, PyBytes_FromStringAndSize(<char*>&header, sizeof(Header)), blank, rebuild)
 
     def __cinit__(self, *_, **__):
-        self._forks = NEVER
-
-    def __dealloc__(self):
-        if self._buffer.buf != NULL:
-            PyBuffer_Release(&self._buffer)
+        self._forks = self._leaving = NEVER
 
     def close(self):
-        """Let go of the memory. What lies on the desk is for the next one who sits there."""
-        file = self.file
-        self._detach()
+        """Leave the desk, with what lies on it for the next one who sits there."""
+        file, self.file = self.file, None
+        self._forks = NEVER
         if file is not None:
             file.close()
 
     cdef int check(self) except -1:
-        """That it is open, and our own."""
+        """Raise when it is closed; in a child, before its first call, take a desk of our own."""
         if self._forks != forks:
             self._leave_parent()
         return 0
@@ -168,6 +176,8 @@ cdef class Chains:
     cdef bint change_spare(self, Look* look) except -1:
         """Put the payload of a look at a spare cell in its place."""
         cdef Key spare
+        if look.found < 0:
+            self._damaged(look)
         empty_key(&spare, SPARE)
         return self.change(look, <uint32_t>1 << look.found, &spare, 0, look.payload, -1)
 
@@ -218,7 +228,7 @@ cdef class Chains:
         return 0
 
     cdef int _damaged(self, Look* look) except -1:
-        raise ConfigError(f"{self.file.path} is damaged at bucket {look.bucket}: {_WHAT_TO_DO}")
+        raise ConfigError(f"the shared memory is damaged at bucket {look.bucket}: {_WHAT_TO_DO}")
 
     cdef Record* record(self, uint32_t unit) noexcept:
         return <Record*>(self._arena + <uint64_t>unit * UNIT)
@@ -241,7 +251,10 @@ cdef class Chains:
         cdef Record* record
         cdef uint32_t unit, link
         cdef int last = look.length - 1, i, k
+        cdef int more = key != NULL
         cdef uint32_t[CLASSES] taken
+        if self._forks != forks:  # closed by another thread since the look
+            return False
         while last >= 0 and not gone >> last & 1:
             last -= 1
         if last < 0:
@@ -285,6 +298,8 @@ cdef class Chains:
         desk.old_count = last + 1
         for i in range(last + 1):
             desk.old_units[i] = look.units[i]
+            more -= gone >> i & 1
+        desk.owed_after = desk.owed - more  # a new key was counted when it was admitted
         desk.before = look.word
         desk.after = ((look.word & ~UNIT_MASK) + TAG_STEP) | link
         store(&desk.busy, look.bucket + 1)
@@ -294,26 +309,39 @@ cdef class Chains:
         for k in range(CLASSES):
             desk.counts[k] -= taken[k]
         for i in range(last + 1):
-            k = self.record(look.units[i]).size_class - 1
-            desk.stock[k][desk.counts[k]] = look.units[i]
-            desk.counts[k] += 1
+            self._put_in_hand(look.units[i])
+        desk.owed = desk.owed_after
         store(&desk.busy, 0)
+        if more < 0:
+            self._pay()
         self._spill()
         return True
 
     cdef int admit(self, int size_class) except -2:
         """Count one more key and have a record for it; return its class, or -1: no room."""
-        if add(&self.counters.count.word, 1) >= self.header.max_keys:
-            self.dismiss()
-            return -1
-        size_class = self.room_for(size_class)
-        if size_class < 0:
-            self.dismiss()
-        return size_class
+        cdef int admitted = -1
+        cdef uint64_t before = add(&self.counters.count.word, 1)
+        self._desk.owed += 1
+        try:
+            if before < self.header.max_keys:
+                admitted = self.room_for(size_class)
+        finally:
+            if admitted < 0:
+                self.dismiss()
+        return admitted
 
     cdef void dismiss(self) noexcept:
-        """One key less."""
+        """One who was admitted did not come."""
+        if self._forks == forks:
+            self._desk.owed -= 1
         add(&self.counters.count.word, <uint64_t>-1)
+
+    cdef void _pay(self) noexcept:
+        """Count what has gone out of the table."""
+        cdef uint64_t owed = self._desk.owed
+        self._desk.owed = 0
+        before_writes()
+        add(&self.counters.count.word, <uint64_t>-<int64_t>owed)
 
     cdef int room_for(self, int size_class) except -2:
         """Have a record beyond the reserve; return its class, this or a larger one, or -1."""
@@ -324,12 +352,23 @@ cdef class Chains:
             unit = self._pop(size_class)
             if unit == 0:
                 unit = self._carve(size_class)
-            if unit != 0:
-                self._desk.stock[size_class][self._desk.counts[size_class]] = unit
-                self._desk.counts[size_class] += 1
-            else:
+                if self._forks != forks:  # closed by another thread meanwhile
+                    if unit != 0:
+                        self._push(unit)
+                    self.check()
+            if unit == 0:
                 size_class += 1
+            elif self._desk.counts[size_class] < MOST_IN_HAND:
+                self._put_in_hand(unit)
+            else:  # other threads had the same idea
+                self._push(unit)
         return -1
+
+    cdef void _put_in_hand(self, uint32_t unit) noexcept:
+        cdef int k = self.record(unit).size_class - 1
+        self._desk.stock[k][self._desk.counts[k]] = unit
+        before_writes()
+        self._desk.counts[k] += 1
 
     cdef void _spill(self) noexcept:
         """Give away what is too much in hand."""
@@ -344,6 +383,7 @@ cdef class Chains:
         cdef Record* record = self.record(unit)
         cdef uint64_t* stack = &self.counters.free[record.size_class - 1].word
         cdef uint64_t word
+        before_writes()  # as in `change`
         while True:
             word = load(stack)
             record.next = <uint32_t>(word & UNIT_MASK)
@@ -381,86 +421,98 @@ cdef class Chains:
     cdef bint _commit_more(self) except -1:
         cdef uint64_t committed = load(&self.counters.committed.word)
         cdef uint64_t wanted = min(committed + CHUNK, self.header.units)
-        start = BUCKETS_AT + 8 * (self.header.buckets + self.header.spares)
-        if not self.file.commit(start + committed * UNIT, start + wanted * UNIT):
+        cdef uint64_t start = arena_at(self.header)
+        if self.file is None or not self.file.commit(start + committed * UNIT, start + wanted * UNIT):
             return False
         swap(&self.counters.committed.word, committed, wanted)
         return True
 
     cdef int _open(self, object path, bytes header, bytes blank, bint rebuild) except -1:
         cdef Header* wanted = <Header*><char*>header
-        arena = BUCKETS_AT + 8 * (wanted.buckets + wanted.spares)
-        first_units = 1 + wanted.spares * (1 << class_of(wanted, 0, 0))
-        committed = min(wanted.units, (first_units // CHUNK + 1) * CHUNK)
+        cdef uint64_t first = desk_units_at(wanted) + READY_DESKS * DESK_UNITS
         shape = (
-            arena + wanted.units * UNIT,
-            arena + committed * UNIT,
-            functools.partial(_fill, header, blank, committed),
+            arena_at(wanted) + wanted.units * UNIT,
+            arena_at(wanted) + first * UNIT,
+            functools.partial(_fill, header, blank),
         )
         while True:
             file = SharedFile.open(path, *shape)
             try:
-                is_alone = file.is_alone()
-                if not is_alone:
-                    file.welcome_others()
-                try:
-                    self._attach(file, header)
-                    if is_alone:
-                        self._heal()
-                except ConfigError:
-                    if not rebuild:
-                        raise
-                    self._detach()
-                    file.replace(*shape)
-                    file.close()
-                    continue
-                file.welcome_others()
-                self._sit_down()
-                self._forks = forks
-                return 0
+                trouble = self._attach(file, header) or self._enter()
+                if not trouble:
+                    self._sit_down()
+                    self.file = file
+                    self._forks = forks
+                    return 0
+                if not rebuild:
+                    raise ConfigError(f"{path} {trouble}: {_WHAT_TO_DO}")
+                file.replace(*shape)
             except BaseException:
-                self._detach()
                 file.close()
                 raise
+            file.close()
 
-    cdef int _attach(self, object file, bytes header) except -1:
-        """Check that the file is what is wanted, and find its parts."""
+    cdef str _attach(self, object file, bytes header):
+        """Find the parts of a file; why it cannot be used, or nothing."""
         cdef char* memory
-        PyObject_GetBuffer(file.memory, &self._buffer, PyBUF_SIMPLE)
-        memory = <char*>self._buffer.buf
+        if is_foreign(os.pread(file.descriptor, len(MAGIC), 0)):
+            raise ConfigError(f"{file.path} is no shared memory of headgate's: remove it, or take another name")
+        if file.size < BUCKETS_AT:
+            return "is torn: it is too small"
+        own = file.another()
+        try:
+            self._memory = Memory(own, file.size)
+        finally:
+            os.close(own)
+        memory = self._memory.start
         self.file = file
         self.header = <Header*>memory
         trouble = _trouble(self.header, file.size, header)
-        if trouble:
-            raise ConfigError(f"{file.path} {trouble}: {_WHAT_TO_DO}")
-        self.counters = <Counters*>(memory + COUNTERS_AT)
-        self._desks = memory + DESKS_AT
-        self._buckets = <uint64_t*>(memory + BUCKETS_AT)
-        self._arena = <char*>(self._buckets + self.header.buckets + self.header.spares)
-        return 0
+        if not trouble:
+            self.counters = <Counters*>(memory + COUNTERS_AT)
+            self._desks = memory + DESKS_AT
+            self._buckets = <uint64_t*>(memory + BUCKETS_AT)
+            self._arena = memory + arena_at(self.header)
+        return trouble
 
-    cdef void _detach(self) noexcept:
-        self._forks = NEVER
-        self._desk = NULL
-        self.header = NULL
-        self.counters = NULL
-        self.file = None
-        if self._buffer.buf != NULL:
-            PyBuffer_Release(&self._buffer)
-            self._buffer.buf = NULL
+    cdef str _enter(self):
+        """Be one of those who are here; the first looks through everything. What is wrong, or nothing."""
+        file = self.file
+        trouble = ""
+
+        def is_in():
+            nonlocal trouble
+            if file.be_alone():
+                self.header.is_unsure = 1
+                trouble = self._heal()
+                if not trouble:
+                    self.header.is_unsure = 0
+                return file.be_here()
+            if not file.be_here():
+                return False
+            if self.header.is_unsure:  # who was alone died over it: perhaps we are alone now
+                file.be_gone()
+                return False
+            return True
+
+        wait_for("another to look through", file.path, is_in)
+        return trouble
 
     cdef int _leave_parent(self) except -1:
         """In a forked child, before its first call: take a desk of our own."""
+        thread = threading.get_ident()
         if self.file is None:
             raise ValueError("the shared memory has been closed")
-        while self._leaving == forks:  # another thread is at it
+        # Another thread is at it; but a signal handler of the one that is does not wait for it.
+        while self._leaving == forks and self._leaver != thread:
             time.sleep(0.0005)
         if self._forks == forks:
             return 0
+        self._leaver = thread
         self._leaving = forks
         try:
             self.file.reopen()
-            self.file.welcome_others()
+            wait_for("another to look through", self.file.path, self.file.be_here)
             self._sit_down()
             self._forks = forks
         finally:
@@ -471,9 +523,10 @@ cdef class Chains:
         """Take a desk, with what its last owner left on it, and fill up the reserve."""
         cdef int k
         cdef uint32_t unit
-        cdef uint64_t number = self.file.take_desk(DESKS)
-        self._desk = <Desk*>(self._desks + number * DESK_BYTES)
-        self._tidy()
+        self._desk_number = self.file.take_desk(DESKS)
+        self._desk = <Desk*>(self._desks + self._desk_number * DESK_BYTES)
+        if self._desk.was_used or not self._has_first_records():
+            self._tidy()
         for k in range(CLASSES):
             while self._desk.counts[k] < RESERVE:
                 unit = self._pop(k)
@@ -481,9 +534,25 @@ cdef class Chains:
                     unit = self._carve(k)
                 if unit == 0:
                     raise ConfigError(f"{self.file.path} has no memory left for one more process")
-                self._desk.stock[k][self._desk.counts[k]] = unit
-                self._desk.counts[k] += 1
+                self._put_in_hand(unit)
         return 0
+
+    cdef bint _has_first_records(self) except -1:
+        """Lay out the records of a desk at which nobody sat before; False if there is no memory."""
+        cdef uint64_t unit = desk_units_at(self.header) + self._desk_number * DESK_UNITS
+        cdef uint64_t start = arena_at(self.header)
+        cdef int k
+        if self._desk_number >= READY_DESKS:
+            if not self.file.commit(start + unit * UNIT, start + (unit + DESK_UNITS) * UNIT):
+                return False
+        memset(self._desk, 0, sizeof(Desk))
+        for k in range(CLASSES):
+            for _ in range(RESERVE):
+                self.record(<uint32_t>unit).size_class = k + 1
+                self._put_in_hand(<uint32_t>unit)
+                unit += <uint64_t>1 << k
+        store(&self._desk.was_used, 1)
+        return True
 
     cdef void _tidy(self) noexcept:
         """Bring the desk of a process that died into order."""
@@ -494,58 +563,69 @@ cdef class Chains:
         cdef uint32_t[CLASSES] counts
         cdef uint32_t unit
         cdef int i, k
-        if desk.busy == 0:
-            return
-        word = load(&self._buckets[desk.busy - 1])
-        was_done = word == desk.after
-        was_not_done = word == desk.before
-        memset(counts, 0, sizeof(counts))
-        for k in range(CLASSES):
-            for i in range(min(<int>desk.counts[k], STOCK)):
-                unit = desk.stock[k][i]
-                if not is_among(unit, desk.old_units, desk.old_count) and (
-                    was_not_done or not is_among(unit, desk.new_units, desk.new_count)
-                ):
-                    units[k][counts[k]] = unit
-                    counts[k] += 1
-        if was_done:
-            for i in range(<int>desk.old_count):
-                k = self.record(desk.old_units[i]).size_class - 1
-                units[k][counts[k]] = desk.old_units[i]
-                counts[k] += 1
-        # Killed in here, we would lose records, but never have one twice.
-        memset(desk.counts, 0, sizeof(desk.counts))
-        memcpy(desk.stock, units, sizeof(units))
-        before_writes()
-        memcpy(desk.counts, counts, sizeof(counts))
-        store(&desk.busy, 0)
+        if desk.busy != 0:
+            word = load(&self._buckets[desk.busy - 1])
+            was_not_done = word == desk.before
+            # A word that leads to no record of ours may be another's, who did the same.
+            was_done = word == desk.after and is_among(
+                <uint32_t>(word & UNIT_MASK), desk.new_units, desk.new_count
+            )
+            memset(counts, 0, sizeof(counts))
+            for k in range(CLASSES):
+                for i in range(min(<int>desk.counts[k], STOCK)):
+                    unit = desk.stock[k][i]
+                    if not is_among(unit, desk.old_units, desk.old_count) and (
+                        was_not_done or not is_among(unit, desk.new_units, desk.new_count)
+                    ):
+                        units[k][counts[k]] = unit
+                        counts[k] += 1
+            if was_done:
+                desk.owed = desk.owed_after
+                for i in range(<int>desk.old_count):
+                    k = self.record(desk.old_units[i]).size_class - 1
+                    if counts[k] < STOCK:
+                        units[k][counts[k]] = desk.old_units[i]
+                        counts[k] += 1
+            elif not was_not_done:
+                desk.owed = 0
+            # Killed in here, we would lose records, but never have one twice.
+            memset(desk.counts, 0, sizeof(desk.counts))
+            before_writes()
+            memcpy(desk.stock, units, sizeof(units))
+            before_writes()
+            memcpy(desk.counts, counts, sizeof(counts))
+            store(&desk.busy, 0)
+        self._pay()
         self._spill()
 
-    cdef int _heal(self) except -1:
-        """While alone: look at everything, and free whatever is in no chain."""
+    cdef str _heal(self):
+        """While alone: look at everything, and free whatever is in no chain. What is wrong, or nothing."""
         cdef uint64_t used = load(&self.counters.used.word)
-        cdef uint64_t bucket, unit, count = 0
-        cdef uint64_t ordinary = self.header.buckets
+        cdef uint64_t committed = load(&self.counters.committed.word)
+        cdef uint64_t unit, number
+        cdef uint64_t desk_units = desk_units_at(self.header)
+        cdef uint64_t was_used
         cdef Record* record
-        cdef uint64_t committed
+        cdef Desk* desk
         cdef unsigned char[::1] starts
-        cdef Look look
-        cdef Key key
         cdef int i
-        committed = load(&self.counters.committed.word)
-        if not used <= committed <= self.header.units:
-            raise ConfigError(f"{self.file.path} is torn: its counters do not add up: {_WHAT_TO_DO}")
-        if not self.file.commit(0, self._arena - <char*>self.header + committed * UNIT):
+        if not desk_units + DESKS * DESK_UNITS <= used <= committed <= self.header.units:
+            return "is torn: its counters do not add up"
+        start = arena_at(self.header)
+        if not (
+            self.file.commit(0, start + (desk_units + READY_DESKS * DESK_UNITS) * UNIT)
+            and self.file.commit(start + (desk_units + DESKS * DESK_UNITS) * UNIT, start + committed * UNIT)
+        ):
             raise ConfigError(f"{self.file.path} has holes, and no memory is left to fill them")
-        boot = _boot()
-        if self.header.is_system_clock and bytes(self.header.boot) != boot:
-            # Its own time goes on by the wall clock, for the other one began anew.
-            self.header.start = monotonic() - (time.time() - self.header.wall)
-            memset(self.header.boot, 0, sizeof(self.header.boot))
-            memcpy(self.header.boot, <const char*>(<bytes>boot), len(boot))
+        self._go_on_by_wall_clock()
         starts = bytearray(used)
         unit = 1
         while unit < used:
+            number = (unit - desk_units) // DESK_UNITS
+            desk = <Desk*>(self._desks + number * DESK_BYTES)
+            if unit >= desk_units and number < DESKS and not desk.was_used:
+                unit += DESK_UNITS
+                continue
             record = self.record(<uint32_t>unit)
             if record.size_class == 0:  # carved out, and then its process was killed
                 record.size_class = 1
@@ -554,35 +634,82 @@ cdef class Chains:
             starts[unit] = record.size_class
             unit += <uint64_t>1 << (record.size_class - 1)
         if unit != used:
-            raise ConfigError(f"{self.file.path} is torn: its records end at {unit} of {used}: {_WHAT_TO_DO}")
-        self._forks = forks
-        for bucket in range(ordinary + self.header.spares):
-            self.see(bucket, &look)
-            for i in range(look.length):
-                unit = look.units[i]
-                record = self.record(<uint32_t>unit)
-                key.data = key_in(record)
-                key.size = record.key_size
-                key.kind = record.kind
-                key.generation = record.generation
-                if (
-                    unit >= used
-                    or starts[unit] == 0
-                    or record.limits > MOST_LIMITS
-                    or class_of(self.header, record.key_size, record.limits) >= record.size_class
-                    or (hash_of(self.header, &key) & (ordinary - 1) != bucket) != (bucket >= ordinary)
-                ):
-                    self._damaged(&look)
-                starts[unit] = 0
-                count += bucket < ordinary
-        memset(self._desks, 0, DESKS * DESK_BYTES)
+            return f"is torn: its records end at {unit} of {used}"
+        trouble = self._look_through_chains(starts)
+        if trouble:
+            return trouble
+        for number in range(<uint64_t>DESKS):
+            desk = <Desk*>(self._desks + number * DESK_BYTES)
+            was_used = desk.was_used
+            memset(desk, 0, sizeof(Desk))
+            desk.was_used = was_used
         for i in range(CLASSES):
             self.counters.free[i].word &= ~UNIT_MASK
         for unit in range(used):
             if starts[unit] != 0:
                 self._push(<uint32_t>unit)
+        return ""
+
+    def _go_on_by_wall_clock(self):
+        """After a restart of the machine, whose own clock began anew."""
+        boot = _boot()
+        if self.header.is_system_clock and bytes(self.header.boot) != boot:
+            # Not to before a time at which keys were forgotten: they would be in doubt.
+            now = larger(time.time() - self.header.wall, self.counters.forgot_at)
+            self.header.start = monotonic() - now
+            memset(self.header.boot, 0, sizeof(self.header.boot))
+            memcpy(self.header.boot, <const char*>(<bytes>boot), len(boot))
+
+    cdef str _look_through_chains(self, unsigned char[::1] starts):
+        """Strike out of `starts` the records that are in chains, and count the keys."""
+        cdef uint64_t bucket, unit, count = 0
+        cdef uint64_t ordinary = self.header.buckets
+        cdef bint is_spare
+        cdef Record* record
+        cdef Look look
+        cdef Key key
+        cdef int i
+        self._forks = forks  # so that we may look
+        try:
+            for bucket in range(ordinary + self.header.spares):
+                is_spare = bucket >= ordinary
+                self.see(bucket, &look)
+                if is_spare and look.length != 1:
+                    self._damaged(&look)
+                for i in range(look.length):
+                    unit = look.units[i]
+                    record = self.record(<uint32_t>unit)
+                    key.data = key_in(record)
+                    key.size = record.key_size
+                    key.kind = record.kind
+                    key.generation = record.generation
+                    if (
+                        unit >= <uint64_t>starts.shape[0]
+                        or starts[unit] == 0
+                        or record.limits > MOST_LIMITS
+                        or class_of(self.header, record.key_size, record.limits) >= record.size_class
+                        or (record.kind == SPARE) != is_spare
+                        or (not is_spare and hash_of(self.header, &key) & (ordinary - 1) != bucket)
+                    ):
+                        self._damaged(&look)
+                    starts[unit] = 0
+                    count += not is_spare
+        except ConfigError:
+            return f"is damaged at bucket {bucket}"
+        finally:
+            self._forks = NEVER
         self.counters.count.word = count
-        return 0
+        return ""
+
+
+cdef uint64_t arena_at(Header* header) noexcept:
+    """Where in the file the arena begins."""
+    return BUCKETS_AT + 8 * (header.buckets + header.spares)
+
+
+cdef uint64_t desk_units_at(Header* header) noexcept:
+    """Where in the arena the first records of desks begin, behind those of shared cells."""
+    return 1 + (header.spares << class_of(header, 0, 0))
 
 
 cdef inline bint is_among(uint32_t unit, uint32_t* units, uint32_t count) noexcept nogil:
@@ -608,54 +735,44 @@ cdef uint64_t checksum(Header* header) noexcept:
     return salted_hash(<char*>header, <char*>&header.checksum - <char*>header, 0, salt)
 
 
-def _fill(header, blank, committed, memory):
+def _fill(header, blank, descriptor):
     """Write a new file's first bytes."""
-    cdef Py_buffer buffer
-    cdef char* start
-    cdef Header* new
-    cdef Counters* counters
+    cdef Header* new = <Header*><char*>(<bytes>header)
+    cdef Memory memory = Memory(descriptor, arena_at(new) + new.units * UNIT)
+    cdef Counters* counters = <Counters*>(memory.start + COUNTERS_AT)
+    cdef uint64_t* spares = <uint64_t*>(memory.start + BUCKETS_AT) + new.buckets
+    cdef char* arena = memory.start + arena_at(new)
     cdef Record* record
-    cdef uint64_t* buckets
-    cdef uint64_t unit = 1
-    cdef uint64_t i
-    cdef int size_class
-    PyObject_GetBuffer(memory, &buffer, PyBUF_SIMPLE)
-    try:
-        start = <char*>buffer.buf
-        memcpy(start, <const char*>(<bytes>header), sizeof(Header))
-        new = <Header*>start
-        salt = os.urandom(sizeof(new.salt))
-        memcpy(new.salt, <const char*>(<bytes>salt), sizeof(new.salt))
-        boot = _boot()
-        memcpy(new.boot, <const char*>(<bytes>boot), len(boot))
-        new.checksum = checksum(new)
-        buckets = <uint64_t*>(start + BUCKETS_AT) + new.buckets
-        size_class = class_of(new, 0, 0)
-        for i in range(new.spares):
-            record = <Record*>(<char*>(buckets + new.spares) + unit * UNIT)
-            record.size_class = size_class + 1
-            record.kind = SPARE
-            memcpy(payload_in(record), <const char*>(<bytes>blank), len(blank))
-            buckets[i] = unit
-            unit += <uint64_t>1 << size_class
-        counters = <Counters*>(start + COUNTERS_AT)
-        counters.used.word = unit
-        counters.committed.word = committed
-        counters.forgot_at = -INFINITY
-    finally:
-        PyBuffer_Release(&buffer)
+    cdef int size_class = class_of(new, 0, 0)
+    cdef uint64_t i, unit = 1
+    for i in range(new.spares):
+        record = <Record*>(arena + unit * UNIT)
+        record.size_class = size_class + 1
+        record.kind = SPARE
+        memcpy(payload_in(record), <const char*>(<bytes>blank), len(blank))
+        spares[i] = unit
+        unit += <uint64_t>1 << size_class
+    counters.used.word = counters.committed.word = unit + DESKS * DESK_UNITS
+    counters.forgot_at = -INFINITY
+    memcpy(memory.start, new, sizeof(Header))
+    new = <Header*>memory.start
+    salt = os.urandom(sizeof(new.salt))
+    memcpy(new.salt, <const char*>(<bytes>salt), sizeof(new.salt))
+    boot = _boot()
+    memcpy(new.boot, <const char*>(<bytes>boot), len(boot))
+    new.checksum = checksum(new)
 
 
 cdef str _trouble(Header* header, size, bytes wanted_bytes):
     """Why a file cannot be used, or nothing."""
     cdef Header* wanted = <Header*><char*>wanted_bytes
-    if size < BUCKETS_AT or memcmp(header.magic, wanted.magic, 8) != 0:
-        return "is no shared memory of headgate's"
+    if memcmp(header.magic, wanted.magic, 8) != 0:
+        return "is torn: its header is empty"
     if header.version != wanted.version:
         return f"has layout {header.version}, and this is layout {wanted.version}"
     if (
         header.checksum != checksum(header)
-        or size != BUCKETS_AT + 8 * (header.buckets + header.spares) + header.units * UNIT
+        or size != arena_at(header) + header.units * UNIT
     ):
         return "is torn: its header does not add up"
     theirs, ours = _text(header.purpose), _text(wanted.purpose)

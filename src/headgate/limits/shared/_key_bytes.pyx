@@ -35,9 +35,16 @@ cdef object key_of(object given, Key* key):
         key.data = PyBytes_AS_STRING(kept)
         size = PyBytes_GET_SIZE(kept)
     if size > LONGEST_KEY:
-        raise ValueError(f"a key has at most {LONGEST_KEY} bytes, got {size}: {given!r}")
+        raise ValueError(f"a key has at most {LONGEST_KEY} bytes, got {size}: {beginning(given)}")
     key.size = <unsigned int>size
     return kept
+
+
+cdef str beginning(object given):
+    """Enough of a long key to know it by."""
+    if isinstance(given, str | bytes):
+        return f"{given[:40]!r}..."
+    return f"one of type {type(given).__name__}"
 
 
 cdef bytes encoded(object given, unsigned char* kind):

@@ -104,33 +104,36 @@ cdef class SharedKeyed:
         self._timing = Timing(None)
         self._algorithm = ""
         self._limits = ()
+        self._lines = Lines(self._timing)
 
     def __init__(
         self, name, limit, *, algorithm="token_bucket", max_keys=100_000, rebuild=False, clock=None
     ):
         cdef Timing timing = Timing(clock)
-        cdef int limit_words
+        cdef Rules rules
+        if self._chains.header != NULL:
+            raise TypeError(f"{self!r} has been made already")
         path = path_of(name)
         if algorithm == "sliding_window":
             raise ValueError("sliding_window keeps every call and does not fit; take sliding_counter")
         limits = as_limits(limit)
-        make_rules(algorithm, limits, timing, &self._rules)
-        limit_words = words_of(self._rules.rule[0].algorithm)
-        state_clear(&self._rules, self._blank)
-        self._chains = Chains(
+        make_rules(algorithm, limits, timing, &rules)
+        state_clear(&rules, self._blank)
+        chains = Chains(
             path,
             f"{algorithm} {'; '.join(map(str, limits))}",
             max_keys,
-            self._rules.words,
-            NUMBERS + limit_words,
-            (<char*>self._blank)[:self._rules.words * sizeof(double)],
+            rules.words,
+            NUMBERS + words_of(rules.rule[0].algorithm),
+            (<char*>self._blank)[:rules.words * sizeof(double)],
             rebuild,
             timing.clock is None,
             timing.start,
             timing.wall,
         )
-        timing.begin_at(self._chains.header.start, self._chains.header.wall)
+        timing.begin_at((<Chains>chains).header.start, (<Chains>chains).header.wall)
         make_rules(algorithm, limits, timing, &self._rules)
+        self._chains = chains
         self._timing = timing
         self._algorithm = algorithm
         self._limits = limits
@@ -150,10 +153,12 @@ cdef class SharedKeyed:
         """Charge `cost` to `key` if it fits now."""
         cdef Spot spot
         cdef Key wanted
+        cdef double now
         _kept = key_of(key, &wanted)
         if not cost > 0.0:
             raise bad_cost(cost, self._rules.most)
-        return self._take(&wanted, cost, self._timing.now(), &spot) == 0.0
+        now = self._timing.now()
+        return self._take(&wanted, cost, &now, &spot) == 0.0
 
     def check(self, key, double cost=1.0):
         """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
@@ -164,7 +169,7 @@ cdef class SharedKeyed:
         if not cost >= 0.0:
             raise bad_cost(cost, self._rules.most)
         now = self._timing.now()
-        wait = self._take(&wanted, cost, now, &spot)
+        wait = self._take(&wanted, cost, &now, &spot)
         return self._decision(&spot, now, cost, wait)
 
     def acquire(self, key, double cost=1.0, timeout=None):
@@ -203,12 +208,14 @@ cdef class SharedKeyed:
         if not cost > 0.0:
             raise bad_cost(cost, self._rules.most)
         now = self._timing.now()
-        wait = self._take(&wanted, cost, now, &spot)
+        self._chains.check()
+        changes = load(&self._chains.counters.changes.word)  # before: a reset since then counts
+        wait = self._take(&wanted, cost, &now, &spot)
         if wait > 0.0:
             raise RateLimited(self._decision(&spot, now, cost, wait))
         marks = None
         if spot.where != SHARED:
-            marks = (load(&self._chains.counters.changes.word), state_marks(spot.rules, spot.state, now))
+            marks = (changes, state_marks(spot.rules, spot.state, now))
         return Reservation(self._settle, key, cost, marks)
 
     def refund(self, key, double cost):
@@ -221,17 +228,17 @@ cdef class SharedKeyed:
         """Forget what `key` has used. What it used of shared cells stays."""
         cdef Spot spot
         cdef Key wanted
+        cdef double now = self._timing.now()
         key = plain(key)
         _kept = key_of(key, &wanted)
         while True:
-            self._find(&wanted, self._timing.now(), False, &spot)
+            self._find(&wanted, &now, False, &spot)
             if spot.where == OWN:
                 if not self._chains.change(&spot.look, <uint32_t>1 << spot.look.found, NULL, 0, NULL, -1):
                     continue
-                self._chains.dismiss()
             elif spot.where == OVERRIDDEN:
                 state_clear(spot.rules, spot.state)
-                if self._put(&wanted, 0.0, &spot) == AGAIN:
+                if self._put(&wanted, now, &spot) == AGAIN:
                     continue
             break
         add(&self._chains.counters.changes.word, 1)
@@ -244,19 +251,17 @@ cdef class SharedKeyed:
         """
         cdef Rules rules
         cdef Key wanted
-        cdef double now
         key = plain(key)
         _kept = key_of(key, &wanted)
         limits = None
         if limit is not None:
             limits = as_limits(limit)
             make_rules(self._algorithm, limits, self._timing, &rules)
-        now = self._timing.now()
         while True:
             if limits is None:
-                outcome = self._remove_override(&wanted, now)
+                outcome = self._remove_override(&wanted)
             else:
-                outcome = self._set_override(&wanted, now, limits, &rules)
+                outcome = self._set_override(&wanted, limits, &rules)
             if outcome == NO_CHANGE:
                 return
             if outcome == DONE:
@@ -333,15 +338,16 @@ cdef class SharedKeyed:
         def attempt():
             cdef Spot spot
             cdef Key wanted
+            cdef double now = self._timing.now()
             _kept = key_of(key, &wanted)
-            return self._take(&wanted, cost, self._timing.now(), &spot)
+            return self._take(&wanted, cost, &now, &spot)
 
         def refuse():
             cdef Spot spot
             cdef Key wanted
+            cdef double now = self._timing.now()
             _kept = key_of(key, &wanted)
-            now = self._timing.now()
-            self._find(&wanted, now, False, &spot)
+            self._find(&wanted, &now, False, &spot)
             wait = larger(self._wait(&spot, now, cost), self._timing.tick)
             return RateLimited(self._decision(&spot, now, cost, wait))
 
@@ -358,7 +364,7 @@ cdef class SharedKeyed:
             if marks[0] == load(&self._chains.counters.changes.word):
                 self._give_back(key, taken - cost, marks[1])
 
-    cdef double _take(self, Key* key, double cost, double now, Spot* spot) except -1.0:
+    cdef double _take(self, Key* key, double cost, double* now, Spot* spot) except -1.0:
         """Charge `cost` and return 0, or change nothing and return the seconds until it fits."""
         cdef double wait
         cdef Outcome outcome = AGAIN
@@ -366,18 +372,18 @@ cdef class SharedKeyed:
             self._find(key, now, outcome == FULL, spot)
             if not cost <= spot.rules.most:
                 raise bad_cost(cost, spot.rules.most)
-            wait = self._wait(spot, now, cost)
+            wait = self._wait(spot, now[0], cost)
             if wait > 0.0 or cost == 0.0:
                 break
-            state_charge(spot.rules, spot.state, now, cost)
-            outcome = self._put(key, now, spot)
+            state_charge(spot.rules, spot.state, now[0], cost)
+            outcome = self._put(key, now[0], spot)
             if outcome == DONE:
                 break
         if spot.where == SHARED:
             add(&self._chains.counters.overflowed.word, 1)
-        if now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_EVERY
-            self._sweep(now, SWEEP_IN_PASSING)
+        if now[0] >= self._next_sweep:
+            self._next_sweep = now[0] + SWEEP_EVERY
+            self._sweep(now[0], SWEEP_IN_PASSING)
         return wait
 
     cdef int _charge(self, object key, double cost) except -1:
@@ -388,7 +394,7 @@ cdef class SharedKeyed:
         cdef Outcome outcome = AGAIN
         _kept = key_of(key, &wanted)
         while outcome != DONE:
-            self._find(&wanted, now, outcome == FULL, &spot)
+            self._find(&wanted, &now, outcome == FULL, &spot)
             state_charge(spot.rules, spot.state, now, cost)
             outcome = self._put(&wanted, now, &spot)
         return 0
@@ -400,7 +406,7 @@ cdef class SharedKeyed:
         cdef double now = self._timing.now()
         _kept = key_of(key, &wanted)
         while True:
-            self._find(&wanted, now, False, &spot)
+            self._find(&wanted, &now, False, &spot)
             # Nothing goes back to shared cells: it might be another key's use that is undone.
             if spot.where != OWN and spot.where != OVERRIDDEN:
                 break
@@ -410,9 +416,13 @@ cdef class SharedKeyed:
         self._lines.wake_head(key)
         return 0
 
-    cdef int _find(self, Key* key, double now, bint is_full, Spot* spot) except -1:
-        """Where the state of a key is, and a copy of it. `is_full`: there is no room for a new one."""
+    cdef int _find(self, Key* key, double* now, bint is_full, Spot* spot) except -1:
+        """Where the state of a key is, and a copy of it. `is_full`: there is no room for a new one.
+
+        `now` is set anew when others have forgotten keys since it was read.
+        """
         cdef Look* look = &spot.look
+        cdef double forgot_at
         self._chains.find(key, look)
         spot.rules = &self._rules
         spot.state = look.payload
@@ -426,12 +436,15 @@ cdef class SharedKeyed:
             return 0
         if is_full or load(&self._chains.counters.is_sharing.word):
             self._chains.find_spare(key, &spot.spare)
-            if is_full or not state_is_idle(&self._rules, spot.spare.payload, now):
+            if is_full or not state_is_idle(&self._rules, spot.spare.payload, now[0]):
                 spot.where = SHARED
                 spot.state = spot.spare.payload
                 return 0
         memcpy(look.payload, self._blank, self._rules.words * sizeof(double))
-        spot.where = BLANK if now >= self._chains.counters.forgot_at else UNKNOWN
+        forgot_at = self._chains.counters.forgot_at  # at least when this key was, if it was
+        if now[0] < forgot_at:
+            now[0] = larger(now[0], self._timing.now())
+        spot.where = BLANK if now[0] >= forgot_at else UNKNOWN
         return 0
 
     cdef double _wait(self, Spot* spot, double now, double cost) noexcept:
@@ -490,10 +503,7 @@ cdef class SharedKeyed:
             if gone != 0 and self._chains.is_current(&look):
                 # First, for who sees that the key is absent must see since when.
                 raise_double(&self._chains.counters.forgot_at, now)
-                if self._chains.change(&look, gone, NULL, 0, NULL, -1):
-                    while gone:
-                        gone &= gone - 1
-                        self._chains.dismiss()
+                self._chains.change(&look, gone, NULL, 0, NULL, -1)
         return 0
 
     cdef Decision _decision(self, Spot* spot, double now, double cost, double wait):
@@ -528,14 +538,15 @@ cdef class SharedKeyed:
             numbers += NUMBERS
         return 0
 
-    cdef Outcome _set_override(self, Key* key, double now, tuple limits, Rules* rules) except *:
+    cdef Outcome _set_override(self, Key* key, tuple limits, Rules* rules) except *:
         cdef Spot spot
         cdef double[PAYLOAD] payload
         cdef double* numbers = payload + self._rules.words
         cdef double* state = numbers + NUMBERS * rules.count
+        cdef double now = self._timing.now()
         cdef int i, size_class
         cdef bint is_new
-        self._find(key, now, False, &spot)
+        self._find(key, &now, False, &spot)
         if spot.where == OVERRIDDEN and self._own_limits(&spot.look) == limits:
             return NO_CHANGE
         for i in range(rules.count):
@@ -568,12 +579,13 @@ cdef class SharedKeyed:
             self._chains.dismiss()
         return AGAIN
 
-    cdef Outcome _remove_override(self, Key* key, double now) except *:
+    cdef Outcome _remove_override(self, Key* key) except *:
         """Bring what a key used, before and during its override, to the default limits."""
         cdef Spot spot
         cdef double* before
+        cdef double now = self._timing.now()
         cdef uint32_t gone
-        self._find(key, now, False, &spot)
+        self._find(key, &now, False, &spot)
         if spot.where != OVERRIDDEN:
             return DONE
         before = spot.look.payload
@@ -581,7 +593,5 @@ cdef class SharedKeyed:
         state_carry(spot.rules, spot.state, &self._rules, before, now)
         if not state_is_idle(&self._rules, before, now):
             return DONE if self._chains.change(&spot.look, gone, key, 0, before, -1) else AGAIN
-        if not self._chains.change(&spot.look, gone, NULL, 0, NULL, -1):
-            return AGAIN
-        self._chains.dismiss()
-        return DONE
+        raise_double(&self._chains.counters.forgot_at, now)
+        return DONE if self._chains.change(&spot.look, gone, NULL, 0, NULL, -1) else AGAIN

@@ -43,6 +43,8 @@ cdef class SharedTable:
         self._chains = Chains.__new__(Chains)
 
     def __init__(self, name, *, max_keys=100_000, rebuild=False):
+        if self._chains.header != NULL:
+            raise TypeError(f"{self!r} has been made already")
         self._chains = Chains(path_of(name), "counters", max_keys, 1, 0, b"", rebuild, True, 0.0, 0.0)
 
     @staticmethod
@@ -65,6 +67,8 @@ cdef class SharedTable:
             self._chains.find(&wanted, &look)
             if look.found >= 0:
                 look.payload[0] += amount
+                if not isfinite(look.payload[0]):
+                    raise OverflowError(f"{key!r} would hold {look.payload[0]!r} with {amount!r} more")
                 if self._chains.change(&look, <unsigned>1 << look.found, &wanted, 0, look.payload, -1):
                     return look.payload[0]
                 continue
@@ -72,6 +76,9 @@ cdef class SharedTable:
             if look.length < LONGEST_CHAIN:
                 size_class = self._chains.admit(class_of(self._chains.header, wanted.size, 0))
             if size_class < 0:
+                self._chains.find(&wanted, &look)
+                if look.found >= 0:  # it was another who took the last place for this very key
+                    continue
                 raise TableFull(f"{self!r} has no room for {key!r}")
             look.payload[0] = amount
             if self._chains.change(&look, 0, &wanted, 0, look.payload, size_class):
@@ -90,7 +97,7 @@ cdef class SharedTable:
         """Iterate over (key, amount): all of a generation, or those under a prefix.
 
         Each is right at the moment it is seen. One that comes or goes meanwhile may be
-        missed; none is seen twice.
+        missed; no key is seen twice.
         """
         return self._walk(prefix_of(prefix), number_of(generation), False)
 
@@ -137,15 +144,20 @@ cdef class SharedTable:
 
     def _walk(self, prefix, generation, is_taking):
         self._chains.check()
-        bucket = 0
         buckets = self._chains.header.buckets
+        bucket = 0
+        taken = set()  # of this bucket: what is added to them meanwhile is for the next walk
         while bucket < buckets:
-            bucket, seen = self._collect(bucket, prefix, generation, is_taking)
+            on, seen = self._collect(bucket, prefix, generation, taken if is_taking else None)
+            if on != bucket:
+                taken.clear()
+                bucket = on
             for one in seen:
+                taken.add(one)
                 yield one.key(), one.amount
 
-    cdef tuple _collect(self, uint64_t bucket, _Seen prefix, uint64_t generation, bint is_taking):
-        """Go on from a bucket: where to go on next, and what was seen; of counters taken, one."""
+    cdef tuple _collect(self, uint64_t bucket, _Seen prefix, uint64_t generation, set taken):
+        """Go on from a bucket: where to go on next, and what was seen. Of those taken out, one."""
         cdef Look look
         cdef _Seen one
         cdef uint64_t end
@@ -156,10 +168,11 @@ cdef class SharedTable:
             for one in self._chain(bucket, &look):
                 if one.generation != generation or not (prefix is None or one.starts_with(prefix)):
                     continue
-                if not is_taking:
+                if taken is None:
                     seen.append(one)
+                elif one in taken:
+                    continue
                 elif self._chains.change(&look, <unsigned>1 << one.place, NULL, 0, NULL, -1):
-                    self._chains.dismiss()
                     return bucket, [one]
                 else:
                     break
@@ -196,6 +209,12 @@ cdef class _Seen:
     cdef bytes data
     cdef int kind
     cdef int place
+
+    def __eq__(self, other):
+        return self.kind == (<_Seen?>other).kind and self.data == (<_Seen?>other).data
+
+    def __hash__(self):
+        return hash(self.data)
 
     cdef bint starts_with(self, _Seen prefix) except -1:
         return self.kind == prefix.kind and self.data.startswith(prefix.data)

@@ -1,5 +1,6 @@
 """The connection for threads: one deadline, whatever the peer does."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from headgate.errors import ProtocolError, Unavailable
-from headgate.stores import ErrorReply, RedisPool, pack, resp
+from headgate.stores import AsyncRedisPool, ErrorReply, RedisPool, pack, resp
 from tests.parts import RedisServer
 
 NOISE = 0.05  # seconds that a busy machine may add
@@ -251,3 +252,56 @@ def test_a_closed_pool_opens_nothing(redis_server: RedisServer) -> None:
     pool.close()
     with pytest.raises(Unavailable, match="was closed"):
         pool.call("PING")
+
+
+@pytest.mark.parametrize("word", ["MOVED", "ASK"])
+def test_a_server_that_sends_us_elsewhere_is_obeyed(redis_server: RedisServer, word: str) -> None:
+    def behave(connection: socket.socket) -> None:
+        while connection.recv(65536):
+            connection.sendall(b"-%b 5 127.0.0.1:%d\r\n" % (word.encode(), redis_server.port))
+
+    async def main() -> None:
+        pool = AsyncRedisPool(url, 5)
+        assert await pool.call("ECHO", "here") == b"here"
+        await pool.close()
+
+    with peer(behave) as url:
+        with pool_of(url, 5) as pool:
+            assert pool.call("ECHO", "here") == b"here"
+        asyncio.run(main())
+
+
+def test_servers_that_send_us_round_in_circles_are_left() -> None:
+    def behave(connection: socket.socket) -> None:
+        while connection.recv(65536):
+            port = connection.getsockname()[1]
+            connection.sendall(b"-MOVED 5 127.0.0.1:%d\r\n" % port)
+
+    with peer(behave) as url, pool_of(url, 5) as pool, pytest.raises(ErrorReply, match="MOVED"):
+        pool.call("PING")
+
+
+def test_the_short_way_and_the_long_way_are_one(redis_server: RedisServer) -> None:
+    def ask(*words: bytes | str | int) -> object:
+        return pool.ask(pack(*words), time.monotonic() + 5)
+
+    with pool_of(redis_server.url, 5) as pool:
+        assert [ask("SADD", "set", 1), ask("SADD", "set", 1), ask("INCRBY", "n", 77)] == [1, 0, 77]
+        assert ask("SET", "large", b"x" * 100_000) == b"OK"
+        assert ask("GET", "large") == b"x" * 100_000
+        assert ask("GET", "nothing") is None
+        wrong = ask("NONSENSE")
+        assert isinstance(wrong, ErrorReply)
+        redis_server.restart()
+        assert ask("PING") == b"PONG"
+        redis_server.stop()
+        start = time.monotonic()
+        with pytest.raises(Unavailable, match="did not answer in time"):
+            pool.ask(pack("PING"), start + 0.1)
+        assert time.monotonic() - start < 0.1 + NOISE
+        redis_server.cont()
+        assert ask("ECHO", "new") == b"new"
+    with peer(lambda connection: connection.sendall(b"nonsense\r\n")) as url, pool_of(url) as pool:
+        for _ in range(2):
+            with pytest.raises(ProtocolError):
+                pool.ask(pack("PING"), time.monotonic() + 5)

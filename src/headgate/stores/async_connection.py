@@ -11,7 +11,7 @@ import asyncio
 import socket
 from collections import deque
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from headgate.errors import HeadgateError, ProtocolError, Unavailable
 from headgate.stores.address import Endpoint
@@ -85,8 +85,7 @@ class AsyncConnection(asyncio.Protocol):
         self._raw.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:

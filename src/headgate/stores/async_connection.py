@@ -35,7 +35,8 @@ class _Call:
 
     def fail(self, error: HeadgateError) -> None:
         if not self.answered.done():
-            self.answered.set_exception(error)
+            # One of its own for each: a shared one would gather the tracebacks of all.
+            self.answered.set_exception(type(error)(*error.args))
 
 
 class AsyncConnection(asyncio.Protocol):

@@ -150,6 +150,31 @@ def test_a_name_that_does_not_resolve_in_time_costs_no_more_than_the_time_out(
                 pool.call("PING")
 
 
+def test_one_address_that_swallows_all_does_not_hide_the_other(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Real time on purpose: half a second in all. A full backlog answers nobody, as a firewall.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as swallows:
+        where = swallows.getsockname()
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(where)
+        both = [(socket.AF_INET, 1, 6, "", at) for at in (where, ("127.0.0.1", redis_server.port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+
+        async def main() -> None:
+            pool = AsyncRedisPool("redis://two.addresses", 0.5)
+            assert await pool.call("PING") == b"PONG"
+            await pool.close()
+
+        with pool_of("redis://two.addresses", 0.5) as pool:
+            assert pool.call("PING") == b"PONG"
+        asyncio.run(main())
+        for filler in fillers:
+            filler.close()
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

@@ -1,8 +1,9 @@
-"""A limit in one process: who may go now, who must wait, and for how long.
+"""A limit in one process, or across hosts: who may go now, who must wait, and for how long.
 
 Each limiter is one class with the same few verbs: `try_acquire` (now or not),
 `check` (the same, with the reasons), `acquire` and `acquire_async` (wait). `Keyed`
-holds one limiter per key; `limited` puts it around a function.
+holds one limiter per key; `limited` puts it around a function; `RedisKeyed` shares the
+limit of a key between hosts.
 
 The algorithms are functions on a few numbers (`_cells.pxd`), compiled; the classes
 around them read the clock once per call. Waiting is in Python (`waiting.py`), as

@@ -127,8 +127,9 @@ def _connect(
     address: Address, endpoint: Endpoint, sockets: list[SocketAddress], deadline: float
 ) -> socket.socket:
     reason: Exception | None = None
-    for family, where in sockets:
-        left = deadline - monotonic()
+    for index, (family, where) in enumerate(sockets):
+        # A host with several addresses may have one that swallows all: each has its part.
+        left = (deadline - monotonic()) / (len(sockets) - index)
         if left <= 0.0:
             break
         one = socket.socket(family, socket.SOCK_STREAM)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Keyed, Limit, ManualClock, RedisKeyed, parse_limits
+from headgate import Keyed, Limit, ManualClock, ProtocolError, RedisKeyed, parse_limits
 from headgate.limits.redis.script import Script
 from headgate.stores import RedisPool, pack
 from tests.parts import RedisServer
@@ -108,6 +108,24 @@ def test_the_counter_and_keyed_agree_a_few_microseconds_before_the_edge(
 
 
 NOW = 1_790_000_000.0
+
+
+def test_the_usual_command_is_the_command() -> None:
+    for limits in ("5/second", "5/second; 9/minute; 20/minute"):
+        for prefix in ("headgate:", "50%:%d", ""):
+            script = Script(parse_limits(limits), "token_bucket", prefix)
+            for name in (b"", b"a", b"%s%d", b"x" * 512):
+                assert script.usual(name) == script.command("allow", name, 1.0)
+
+
+@pytest.mark.parametrize(
+    "reply", [None, 5, b"", b"1 2 3", b"1 7 0 0 0", b"1 0 x 0 0", [1], b"1 nan 0 0 0"]
+)
+def test_an_answer_that_makes_no_sense_is_a_protocol_error(reply: object) -> None:
+    script = Script(parse_limits("5/second"), "token_bucket", "p:")
+    for read in (script.read_decision, script.read_grant, script.read_allow):
+        with pytest.raises(ProtocolError, match="Redis answered"):
+            read(reply)
 
 
 def test_a_million_per_second_is_counted_one_by_one(redis_process: RedisServer) -> None:

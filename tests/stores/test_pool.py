@@ -1,6 +1,7 @@
 """The connection for threads: one deadline, whatever the peer does."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -123,6 +124,21 @@ def test_no_call_outlives_its_deadline(behave: Callable[[socket.socket], None], 
             pool.exchange(b"", payload, 1, start + 0.1)
         assert 0.09 < time.monotonic() - start < 0.1 + NOISE
         assert pool.idle == 0
+
+
+def test_where_sockets_never_block_python_keeps_the_time(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As under gevent, and with TLS. Real time on purpose: a tenth of a second.
+    monkeypatch.setattr(os, "get_blocking", lambda descriptor: False)
+    with pool_of(redis_server.url) as pool:
+        assert pool.call("PING") == b"PONG"
+        assert pool.ask(pack("SADD", "set", 1), time.monotonic() + 1) == 1
+        redis_server.stop()
+        start = time.monotonic()
+        with pytest.raises(Unavailable, match="did not answer in time"):
+            pool.ask(pack("PING"), start + 0.1)
+        assert time.monotonic() - start < 0.1 + NOISE
 
 
 def test_a_name_that_does_not_resolve_in_time_costs_no_more_than_the_time_out(

@@ -29,6 +29,16 @@ def find_redis_server() -> str:
     return found
 
 
+def _free_port() -> int:
+    """A port that is free, and below 55536: a node of a cluster takes the one 10000 above too."""
+    while True:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port: int = free.getsockname()[1]
+        if port < 55_536:
+            return port
+
+
 class RedisServer:
     """A redis-server on a port and a socket of its own, with nothing on disk.
 
@@ -39,9 +49,7 @@ class RedisServer:
         self._program = find_redis_server()
         self._directory = directory
         self._options = options
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 

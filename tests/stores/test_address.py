@@ -56,6 +56,9 @@ def test_tls_checks_the_certificate_unless_told_not_to() -> None:
     assert lax is not None
     assert not lax.check_hostname
     assert lax.verify_mode is ssl.CERT_NONE
+    nameless = parse_address("rediss://host?ssl_check_hostname=false").tls
+    assert nameless is not None
+    assert (nameless.check_hostname, nameless.verify_mode) == (False, ssl.CERT_REQUIRED)
     with pytest.raises(OSError):
         parse_address("rediss://host?ssl_ca_certs=/nowhere/ca.pem")
 

@@ -1,9 +1,9 @@
-"""A limit in one process or one host: who may go now, who must wait, and for how long.
+"""A limit in one process, on one host, or across hosts: who may go now, who must wait, how long.
 
 Each limiter is one class with the same few verbs: `try_acquire` (now or not),
 `check` (the same, with the reasons), `acquire` and `acquire_async` (wait). `Keyed`
-holds one limiter per key, `SharedKeyed` the same for all processes of a host; `limited`
-puts it around a function.
+holds one limiter per key, `SharedKeyed` the same for all processes of a host,
+`RedisKeyed` for many hosts; `limited` puts a limit around a function.
 
 The algorithms are functions on a few numbers (`_cells.pxd`), compiled; the classes
 around them read the clock once per call. Waiting is in Python (`waiting.py`), as

@@ -98,8 +98,15 @@ def _parse_one(url: str) -> Any:
     """redis-py's idea of the URL: a connection of its own that is never opened."""
     redis = load("redis")
     pool = redis.ConnectionPool.from_url(url)
+    options = pool.connection_kwargs
     try:
-        return pool.connection_class(**pool.connection_kwargs)
+        one = pool.connection_class(**options)
+        if hasattr(one, "check_hostname"):
+            # Before its version 6, redis-py did not look at the name unless told to.
+            wanted = str(options.get("ssl_check_hostname", True)).lower()
+            is_checked = wanted not in ("false", "f", "no", "n", "0")
+            one.check_hostname = is_checked and one.cert_reqs != ssl.CERT_NONE
+        return one
     except (TypeError, redis.RedisError) as error:
         raise ValueError(f"the query of the Redis URL cannot be used: {error}") from None
 
@@ -136,7 +143,7 @@ def _tls_options(one: Any) -> dict[str, Any]:
 
 def _tls_context(one: Any) -> ssl.SSLContext:
     context = ssl.create_default_context()
-    context.check_hostname = bool(one.check_hostname)
+    context.check_hostname = one.check_hostname
     context.verify_mode = one.cert_reqs
     if one.certfile or one.keyfile:
         context.load_cert_chain(one.certfile, one.keyfile, one.certificate_password)

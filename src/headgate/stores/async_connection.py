@@ -11,7 +11,7 @@ import asyncio
 import socket
 from collections import deque
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 from headgate.errors import HeadgateError, ProtocolError, Unavailable
 from headgate.stores.address import Endpoint
@@ -35,7 +35,8 @@ class _Call:
 
     def fail(self, error: HeadgateError) -> None:
         if not self.answered.done():
-            self.answered.set_exception(error)
+            # One of its own for each: a shared one would gather the tracebacks of all.
+            self.answered.set_exception(type(error)(*error.args))
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -85,8 +86,7 @@ class AsyncConnection(asyncio.Protocol):
         self._raw.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:

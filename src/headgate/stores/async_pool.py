@@ -134,9 +134,11 @@ class AsyncRedisPool:
         if sockets is None:
             sockets = await self._topology.name(endpoint).wait_async(deadline - monotonic())
         reason: Exception | None = None
-        for one in sockets:
+        for index, one in enumerate(sockets):
+            # A host with several addresses may have one that swallows all: each has its part.
+            left = (deadline - monotonic()) / (len(sockets) - index)
             try:
-                async with asyncio.timeout(deadline - monotonic()):
+                async with asyncio.timeout(left):
                     return await self._open_one(here, endpoint, one, deadline)
             except OSError as error:  # TimeoutError is one
                 reason = error

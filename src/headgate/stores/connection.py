@@ -9,6 +9,7 @@ A connection that raised is closed: a reply may still be on its way, and must ne
 taken for the answer to the next call.
 """
 
+import os
 import socket
 import ssl
 import struct
@@ -44,7 +45,11 @@ class Connection:
         self._timeout = -1.0
         self._replies = Replies()
         self._socket = _connect(address, endpoint, sockets, deadline)
-        self._fd = -1 if address.tls is not None else self._socket.fileno()
+        # TLS has a layer of its own above the system's socket, and so has gevent: its sockets
+        # never block. There Python keeps the time.
+        descriptor = self._socket.fileno()
+        is_plain = address.tls is None and os.get_blocking(descriptor)
+        self._fd = descriptor if is_plain else -1
         if address.login:
             for reply in self.exchange(address.login, address.login_count, deadline):
                 if isinstance(reply, ErrorReply):
@@ -111,7 +116,7 @@ class Connection:
         if abs(left - self._timeout) < _CLOSE_ENOUGH:
             return
         self._timeout = left
-        if isinstance(self._socket, ssl.SSLSocket):
+        if self._fd < 0:
             self._socket.settimeout(left)
             return
         seconds = int(left)
@@ -127,8 +132,9 @@ def _connect(
     address: Address, endpoint: Endpoint, sockets: list[SocketAddress], deadline: float
 ) -> socket.socket:
     reason: Exception | None = None
-    for family, where in sockets:
-        left = deadline - monotonic()
+    for index, (family, where) in enumerate(sockets):
+        # A host with several addresses may have one that swallows all: each has its part.
+        left = (deadline - monotonic()) / (len(sockets) - index)
         if left <= 0.0:
             break
         one = socket.socket(family, socket.SOCK_STREAM)

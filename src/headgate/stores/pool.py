@@ -74,10 +74,10 @@ class RedisPool:
         except ProtocolError:
             self._fail()
             raise
-        if self._is_closed:
-            connection.close()
-        else:
+        if len(self._ready) < MOST_IDLE and not self._is_closed:
             self._ready.append(connection)
+        else:
+            connection.close()
         return reply
 
     def exchange(self, key: bytes, payload: bytes, count: int, deadline: float) -> list[Any]:

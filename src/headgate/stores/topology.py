@@ -47,11 +47,7 @@ class Topology:
 
     def endpoint(self, key: bytes) -> Endpoint | None:
         """Where `key` lives; None when `discovery` must be waited for first."""
-        if self._is_doubted:
-            return None
-        if not self.is_cluster:
-            return self._single
-        return self._by_slot[slot_of(key)] if self._by_slot else None
+        return None if self._is_doubted else self.last_known(key)
 
     def last_known(self, key: bytes) -> Endpoint | None:
         """For when discovery fails too: better an old address than none."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -171,6 +172,28 @@ def test_contention_is_never_reported_as_a_denial(make: Make) -> None:
         thread.join()
     assert answers == [True] * 1000
     assert not keyed.allow("a")
+
+
+def ask(url: str, algorithm: str, results: Any) -> None:
+    with RedisKeyed(url, "1000/week", algorithm=algorithm, timeout=PATIENT) as keyed:
+        results.put(sum(keyed.allow("a") for _ in range(400)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_four_processes_get_the_limit_and_not_one_more(
+    redis_server: RedisServer, algorithm: str
+) -> None:
+    fork = multiprocessing.get_context("fork")
+    results = fork.Queue()
+    workers = [
+        fork.Process(target=ask, args=(redis_server.url, algorithm, results)) for _ in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    passed = sum(results.get(timeout=60) for _ in workers)
+    for worker in workers:
+        worker.join()
+    assert passed == 1000
 
 
 def test_a_server_that_is_busy_has_denied_nothing(redis_server: RedisServer) -> None:

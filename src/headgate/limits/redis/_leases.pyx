@@ -126,7 +126,8 @@ cdef class Leases:
         """Redis granted the lot, and the caller has spent `cost` of it."""
         cdef double now = self._timing.now()
         cdef _Lease lease = self._make(plain(key), now)
-        lease.left += lease.held + granted - cost
+        # Below 0 where the answer took so long that the lease was forgotten meanwhile.
+        lease.left = larger(lease.left + lease.held + granted - cost, 0.0)
         lease.held = 0.0
         lease.is_asking = False
         lease.was_full = granted >= want

@@ -131,8 +131,7 @@ class Judge:
         if self.leases is not None:
             return (yield from self._lease(key, cost)).allowed
         name = encode(key)
-        now = self._now()
-        ticket = self._outage.ask(now)
+        ticket = self._outage.ask(self._now())
         if ticket:
             allowed = yield from self._ask(ticket, name, "allow", cost, self._script.read_allow)
             if allowed is not None:
@@ -179,10 +178,12 @@ class Judge:
 
     def close(self) -> Plan[None]:
         """Give back what is leased, and leave the census. Nobody hears of a failure."""
-        requests = []
+        requests: list[Request] = []
         for key, amount in self.leases.take_all() if self.leases is not None else ():
             name = encode(key)
-            payload = self._script.command("refund", name, amount)
+            # Whole where it is the first that a server gets, which may not know the script.
+            is_first = self._is_cluster or len(requests) % _RETURNS_AT_ONCE == 0
+            payload = self._script.command("refund", name, amount, whole=is_first)
             requests.append(Request(self._place(name), payload, 1))
         if not self._census.is_given:
             nodes_key = self._script.nodes_key
@@ -295,7 +296,7 @@ class Judge:
         """In a cluster the set of the nodes is on a server of its own. It may fail."""
         try:
             (nodes,) = yield Request(self._script.nodes_key, self._announcement(), 1)
-        except HeadgateError:
+        except (Unavailable, ProtocolError):
             return
         self._learn(nodes)
 

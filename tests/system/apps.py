@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from headgate import AsyncRedisKeyed, RedisKeyed, SharedKeyed
+from headgate import AsyncRedisKeyed, Keyed, RedisKeyed, SharedKeyed
 from headgate.integrations import Rule, asgi, wsgi
 
 LIMIT = os.environ["TEST_LIMIT"]
@@ -29,29 +29,28 @@ async def answer(
             await receive()
             await send({"type": f"lifespan.{step}.complete"})
         return
-    headers = [(b"content-length", b"2")]
+    headers = [(b"content-length", b"2"), (b"x-worker", str(os.getpid()).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"ok"})
 
 
 def answer_sync(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    start_response("200 OK", [("Content-Length", "2")])
+    start_response("200 OK", [("Content-Length", "2"), ("X-Worker", str(os.getpid()))])
     return [b"ok"]
 
 
 def asgi_app() -> Any:
-    limiter = (
-        SharedKeyed(WHERE, LIMIT)
-        if STORE == "shared"
-        else AsyncRedisKeyed(WHERE, LIMIT, timeout=PATIENCE)
-    )
-    return asgi.RateLimitMiddleware(answer, [rule(limiter)])
+    limiters: dict[str, Callable[[], Any]] = {
+        "shared": lambda: SharedKeyed(WHERE, LIMIT),
+        "redis": lambda: AsyncRedisKeyed(WHERE, LIMIT, timeout=PATIENCE),
+        "none": lambda: Keyed(LIMIT),
+    }
+    return asgi.RateLimitMiddleware(answer, [rule(limiters[STORE]())])
 
 
 def wsgi_app() -> Any:
-    limiter = (
-        SharedKeyed(WHERE, LIMIT)
-        if STORE == "shared"
-        else RedisKeyed(WHERE, LIMIT, timeout=PATIENCE)
-    )
-    return wsgi.RateLimitMiddleware(answer_sync, [rule(limiter)])
+    limiters: dict[str, Callable[[], Any]] = {
+        "shared": lambda: SharedKeyed(WHERE, LIMIT),
+        "redis": lambda: RedisKeyed(WHERE, LIMIT, timeout=PATIENCE),
+    }
+    return wsgi.RateLimitMiddleware(answer_sync, [rule(limiters[STORE]())])

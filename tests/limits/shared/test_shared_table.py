@@ -112,7 +112,9 @@ def test_it_counts_as_a_dictionary_does(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str | bytes, int, int]]
 ) -> None:
     model: dict[tuple[str | bytes, int], float] = {}
-    with SharedTable(tmp_path_factory.mktemp("shared") / "table", max_keys=100) as table:
+    path = tmp_path_factory.getbasetemp() / "table"
+    with SharedTable(path, max_keys=100) as table:
+        SharedTable.unlink(path)  # so that the next example begins anew
         for key, amount, generation in steps:
             model[key, generation] = model.get((key, generation), 0) + amount
             assert table.incr(key, amount, generation=generation) == model[key, generation]

@@ -7,7 +7,6 @@ cdef extern from *:
     """
     #include <stdint.h>
     #include <string.h>
-    #include <pthread.h>
 
     static inline uint64_t hg_load(uint64_t *word) {
         return __atomic_load_n(word, __ATOMIC_ACQUIRE);

@@ -321,6 +321,7 @@ cdef class Chains:
         """Count one more key and have a record for it; return its class, or -1: no room."""
         cdef int admitted = -1
         cdef uint64_t before = add(&self.counters.count.word, 1)
+        before_writes()
         self._desk.owed += 1
         try:
             if before < self.header.max_keys:
@@ -331,10 +332,11 @@ cdef class Chains:
         return admitted
 
     cdef void dismiss(self) noexcept:
-        """One who was admitted did not come."""
+        """One who was admitted did not come. Of a desk we have left, the next one pays."""
         if self._forks == forks:
             self._desk.owed -= 1
-        add(&self.counters.count.word, <uint64_t>-1)
+            before_writes()
+            add(&self.counters.count.word, <uint64_t>-1)
 
     cdef void _pay(self) noexcept:
         """Count what has gone out of the table."""

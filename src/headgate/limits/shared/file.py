@@ -108,8 +108,13 @@ class SharedFile:
                 _make(self.path, size, committed, fill, replace=True)
 
     def commit(self, start: int, end: int) -> bool:
-        """Have memory behind these bytes; False when there is none to be had."""
-        return _commit(self.descriptor, start, end)
+        """Have memory behind these bytes; False when there is none to be had, or it was closed."""
+        try:
+            return self.descriptor >= 0 and _commit(self.descriptor, start, end)
+        except OSError as error:
+            if error.errno == errno.EBADF:  # by another thread, just now
+                return False
+            raise
 
     def be_alone(self) -> bool:
         """Be the only one who is here, until `be_here`; False when somebody else is."""

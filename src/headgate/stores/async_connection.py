@@ -126,6 +126,8 @@ class AsyncConnection(asyncio.Protocol):
         self._alarm = self._loop.call_later(max(deadline - monotonic(), 0.0), self._ring)
 
     def _ring(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._alarm = None
         now = monotonic()
         late = Unavailable(f"Redis at {self.endpoint} did not answer in time")
@@ -144,7 +146,7 @@ class AsyncConnection(asyncio.Protocol):
     def _give_up(self, late: Unavailable) -> None:
         if self._calls and self._calls[0].deadline <= monotonic():
             self._break_off(late)
-        elif self._calls and self._alarm is None:
+        elif self._calls:  # whatever alarm was set meanwhile may be for a later one
             self._ring()
 
     def _break_off(self, error: HeadgateError) -> None:

@@ -1,8 +1,8 @@
 """`AsyncRedisPool`: commands to Redis from tasks, over one connection per event loop.
 
 (One for each server of a cluster.) Tasks that call at once share it, and those who come
-while it is being opened wait for that, each until his own deadline. A connection of a
-loop that is gone is forgotten with it; after a fork the child has none.
+while it is being opened wait for that, each until his own deadline. What a loop that was
+closed has left open is closed when another comes; after a fork the child has none.
 """
 
 import asyncio
@@ -36,9 +36,7 @@ class AsyncRedisPool:
     def __init__(self, url: str, timeout: float = 0.1) -> None:
         self._topology = Topology(parse_address(url))
         self._timeout = timeout
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopConnections] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
         self._orphans: list[_LoopConnections] = []
         forget = weakref.WeakMethod(self._forget)
         os.register_at_fork(after_in_child=lambda: (found := forget()) and found())
@@ -75,6 +73,7 @@ class AsyncRedisPool:
 
     async def close(self) -> None:
         """Close what the running loop has open. Other loops close their own; a call opens anew."""
+        self._bury_closed_loops()
         here = self._loops.pop(asyncio.get_running_loop(), None)
         if here is None:
             return
@@ -194,8 +193,15 @@ class AsyncRedisPool:
         loop = asyncio.get_running_loop()
         here = self._loops.get(loop)
         if here is None:
+            self._bury_closed_loops()
             here = self._loops[loop] = _LoopConnections()
         return here
+
+    def _bury_closed_loops(self) -> None:
+        """A loop that was closed over its connections cannot close them any more."""
+        for loop in [one for one in self._loops if one.is_closed()]:
+            for connection in self._loops.pop(loop).open.values():
+                connection.forget()
 
     def _forget(self) -> None:
         # Kept, for their transports must not be collected: that warns of an unclosed one.

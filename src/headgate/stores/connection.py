@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from headgate.errors import ProtocolError, Unavailable
-from headgate.stores._wire import ask
+from headgate.stores._wire import ask, receive, send
 from headgate.stores.address import Address, Endpoint
 from headgate.stores.resp import ErrorReply, Replies
 from headgate.stores.topology import SocketAddress
@@ -60,11 +60,11 @@ class Connection:
         """Send packed commands and return their `count` replies."""
         try:
             self._set_timeout(deadline)
-            sent = self._socket.send(payload)
-            while sent < len(payload):
-                self._set_timeout(deadline)
-                sent += self._socket.send(memoryview(payload)[sent:])
-            return self._read(self._socket.recv(_READ_AT_ONCE), count, deadline)
+            if self._fd >= 0:
+                send(self._fd, payload, deadline)
+            else:
+                self._socket.sendall(payload)
+            return self._read(self._receive(deadline), count, deadline)
         except OSError as error:
             raise self._broken(error) from error
         except BaseException:
@@ -78,7 +78,7 @@ class Connection:
         try:
             if abs(deadline - monotonic() - self._timeout) > _CLOSE_ENOUGH:
                 self._set_timeout(deadline)
-            reply = ask(self._fd, command)
+            reply = ask(self._fd, command, deadline)
             return reply if isinstance(reply, int) else self._read(reply, 1, deadline)[0]
         except OSError as error:
             raise self._broken(error) from error
@@ -101,13 +101,18 @@ class Connection:
             replies += self._replies.take(count - len(replies))
             if len(replies) == count:
                 break
-            self._set_timeout(deadline)
-            data = self._socket.recv(_READ_AT_ONCE)
+            data = self._receive(deadline)
         if self._replies.has_more():
             raise ProtocolError(
                 f"Redis at {self.endpoint} sent more replies than there were commands"
             )
         return replies
+
+    def _receive(self, deadline: float) -> bytes:
+        self._set_timeout(deadline)
+        if self._fd >= 0:
+            return receive(self._fd, deadline)
+        return self._socket.recv(_READ_AT_ONCE)
 
     def _set_timeout(self, deadline: float) -> None:
         left = deadline - monotonic()

@@ -2,9 +2,9 @@
 
 A thread takes an idle connection or opens one, and puts it back; there are as many as
 threads that call at once, and at most `MOST_IDLE` are kept. A connection that the server
-closed while it was idle is replaced within the call, once: a command whose reply was lost
-that way may have been carried out, and is then carried out twice. For a limiter that is
-the strict side.
+closed while it was idle is replaced within the call: a command whose reply was lost that
+way may have been carried out, and is then carried out again. For a limiter that is the
+strict side.
 
 After a fork the child has no connections: those of the parent are closed unused.
 """

@@ -1,12 +1,14 @@
 """`AsyncRedisKeyed`: many calls on one connection, and none disturbs another."""
 
 import asyncio
+import gc
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -190,6 +192,7 @@ def test_no_call_waits_longer_than_the_time_out_while_redis_is_stopped_killed_an
 ) -> None:
     # Real time on purpose, and a real Redis: see test_dead_redis.py for the allowance.
     took: list[float] = []
+    overslept: list[float] = []
 
     async def main() -> None:
         async with AsyncRedisKeyed(redis_server.url, "1000000/second", timeout=0.1) as keyed:
@@ -207,7 +210,15 @@ def test_no_call_waits_longer_than_the_time_out_while_redis_is_stopped_killed_an
                     while keyed.metrics.state not in states:  # noqa: ASYNC110  nobody tells
                         await asyncio.sleep(0.005)
 
+            async def sleep() -> None:
+                """What the machine adds to a wait, it adds to this one too."""
+                while not done.is_set():
+                    start = time.monotonic()
+                    await asyncio.sleep(0.1)
+                    overslept.append(time.monotonic() - start - 0.1)
+
             workers = [asyncio.create_task(work()) for _ in range(20)]
+            workers.append(asyncio.create_task(sleep()))
             await asyncio.sleep(0.1)
             redis_server.stop()
             await until("local", "probing")
@@ -224,9 +235,8 @@ def test_no_call_waits_longer_than_the_time_out_while_redis_is_stopped_killed_an
             assert keyed.metrics.decided_locally > 0
 
     run(main)
-    took.sort()
-    assert took[int(len(took) * 0.999)] <= 0.15
-    assert took[-1] <= 0.15 + 0.2
+    assert any(seconds >= 0.05 for seconds in took), "nobody had to wait at all"
+    assert max(took) <= 0.1 + 0.05 + max(overslept)
 
 
 def test_a_restart_between_two_calls_is_not_noticed(redis_server: RedisServer) -> None:
@@ -349,3 +359,46 @@ async def main():
 asyncio.run(main())
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30, env={**os.environ})
+
+
+def test_what_a_closed_loop_left_open_is_closed_when_another_comes(
+    redis_server: RedisServer,
+) -> None:
+    keyed = AsyncRedisKeyed(redis_server.url, "1000/day", timeout=PATIENT)
+
+    def use_and_leave() -> None:
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(keyed.allow("a"))
+        loop.close()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of asyncio, for what was left open
+        for _ in range(3):
+            use_and_leave()
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(10):
+            use_and_leave()
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+        asyncio.run(close(keyed))
+        gc.collect()
+
+
+async def close(keyed: AsyncRedisKeyed) -> None:
+    await keyed.close()
+
+
+def test_what_is_given_back_wakes_the_one_who_waits(redis_server: RedisServer) -> None:
+    async def main() -> None:
+        async with AsyncRedisKeyed(redis_server.url, "1/day", timeout=PATIENT) as keyed:
+            assert await keyed.allow("a")
+            waiting = asyncio.create_task(keyed.acquire("a"))
+            while not keyed._lines:  # noqa: ASYNC110  nobody tells
+                await asyncio.sleep(0.001)
+            async with asyncio.timeout(30):
+                while not waiting.done():
+                    await keyed.reset("a")
+                    await asyncio.sleep(0.01)
+
+    run(main)

@@ -1,6 +1,8 @@
 """A real Redis that hangs, dies and comes back under load. Real time on purpose."""
 
 import itertools
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,20 +14,22 @@ from tests.parts import RedisServer
 
 TIMEOUT = 0.1
 ALLOWED_OVER = 0.05
-# What the scheduler of a busy machine of two cores may add to the worst of some ten thousand
-# calls, eight threads and a Redis on it. The time-out itself adds up to 50 ms, and no more:
-# that is asserted for all calls but one in a thousand.
-SCHEDULING = 0.2
 
 
 class Load:
-    """Threads that call without pause, and how long their calls took."""
+    """Threads that call without pause, and how long their calls took.
+
+    One more thread sleeps for the time-out again and again: by how much it wakes up late is
+    what the scheduler of a busy machine adds, to it as to the others.
+    """
 
     def __init__(self, call: Callable[[], object], threads: int = 6) -> None:
         self._call = call
         self._done = threading.Event()
         self._threads = [threading.Thread(target=self._work) for _ in range(threads)]
+        self._threads.append(threading.Thread(target=self._sleep))
         self.took: list[float] = []
+        self.overslept = 0.0
 
     def _work(self) -> None:
         while not self._done.is_set():
@@ -33,6 +37,12 @@ class Load:
             self._call()
             self.took.append(time.monotonic() - start)
             time.sleep(0.0005)  # or local decisions alone would fill the machine
+
+    def _sleep(self) -> None:
+        while not self._done.is_set():
+            start = time.monotonic()
+            time.sleep(TIMEOUT)
+            self.overslept = max(self.overslept, time.monotonic() - start - TIMEOUT)
 
     def __enter__(self) -> "Load":
         for thread in self._threads:
@@ -45,10 +55,9 @@ class Load:
             thread.join()
 
     def assert_that_no_call_was_held_up(self) -> None:
-        took = sorted(self.took)
-        assert len(took) > 1000
-        assert took[int(len(took) * 0.999)] <= TIMEOUT + ALLOWED_OVER
-        assert took[-1] <= TIMEOUT + ALLOWED_OVER + SCHEDULING
+        assert len(self.took) > 1000
+        assert any(took >= TIMEOUT / 2 for took in self.took), "nobody had to wait at all"
+        assert max(self.took) <= TIMEOUT + ALLOWED_OVER + self.overslept
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -140,7 +149,11 @@ def test_the_back_off_grows_and_one_call_probes_at_a_time(
         until(lambda: (clock.advance(30), keyed.allow("b"), keyed.metrics.state == "redis")[-1])
 
 
-def test_a_name_nobody_knows_is_an_outage_and_no_error() -> None:
+def test_a_name_nobody_knows_is_an_outage_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(*_: object, **__: object) -> None:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
     with RedisKeyed("redis://nowhere.invalid", "5/day", timeout=0.5) as keyed:
         assert [keyed.allow("a") for _ in range(6)] == [True] * 5 + [False]
         assert "nowhere.invalid" in keyed.metrics.last_error
@@ -172,3 +185,23 @@ def test_a_closed_limiter_goes_on_locally(redis_server: RedisServer) -> None:
     keyed.close()
     assert keyed.allow("a")
     assert keyed.metrics.decided_locally == 1
+
+
+def test_signals_do_not_stretch_the_time_out(redis_server: RedisServer) -> None:
+    """A profiler's timer interrupts every wait; each must go on with what is left of it."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        for verb in ("allow", "check"):  # the two go different ways to the socket
+            with RedisKeyed(redis_server.url, "5/day", timeout=TIMEOUT) as keyed:
+                keyed.allow("a")
+                redis_server.stop()
+                signal.setitimer(signal.ITIMER_REAL, 0.03, 0.03)
+                start = time.monotonic()
+                getattr(keyed, verb)("a")
+                took = time.monotonic() - start
+                signal.setitimer(signal.ITIMER_REAL, 0.0)
+                redis_server.cont()
+                assert TIMEOUT / 2 <= took < 1.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)

@@ -197,10 +197,12 @@ def test_a_large_log_is_searched_by_halves(redis_process: RedisServer) -> None:
 def test_keys_expire_when_nothing_is_in_use_any_more(
     redis_server: RedisServer, algorithm: str
 ) -> None:
-    limit = "10/second" if algorithm != "leaky_bucket" else "1/second"
+    limit = "1/second"
     # On its own prefix, and with the nodes given: so nothing but this key is there.
     with (
-        RedisKeyed(redis_server.url, [limit, Limit(60, 60)], algorithm=algorithm, nodes=1) as keyed,
+        RedisKeyed(
+            redis_server.url, [limit, Limit(60, 60)], algorithm=algorithm, nodes=1, timeout=5.0
+        ) as keyed,
         redis_server.client as client,
     ):
         assert keyed.check("a", 0).allowed

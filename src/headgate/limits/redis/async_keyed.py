@@ -6,6 +6,7 @@ that is cancelled disturbs no other; what it took stays taken.
 """
 
 import asyncio
+import contextlib
 import os
 import weakref
 from time import monotonic
@@ -19,7 +20,7 @@ from headgate.limits.checks import positive, timeout_seconds
 from headgate.limits.denial import RateLimited
 from headgate.limits.limit import Key, Limit, LimitLike
 from headgate.limits.redis.judge import Judge, Plan
-from headgate.limits.redis.keyed import CLOSE_SECONDS, SHORTEST_NAP
+from headgate.limits.redis.keyed import CLOSE_SECONDS, SHORTEST_NAP, refused
 from headgate.limits.redis.metrics import RedisMetrics
 from headgate.stores.async_pool import AsyncRedisPool
 
@@ -31,10 +32,11 @@ Answer = TypeVar("Answer")
 class _Line:
     """Those who wait for one key in one event loop. A lock of asyncio lets them in in order."""
 
-    __slots__ = ("callers", "turn")
+    __slots__ = ("callers", "turn", "woken")
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
+        self.woken = asyncio.Event()  # something was given back
         self.callers = 0
 
 
@@ -115,7 +117,7 @@ class AsyncRedisKeyed:
                     nap = max(decision.retry_after, SHORTEST_NAP)
                     if nap > deadline - now():
                         raise RateLimited(decision)
-                    await self._sleep(nap)
+                    await self._sleep(line, nap)
             finally:
                 line.turn.release()
         finally:
@@ -126,10 +128,12 @@ class AsyncRedisKeyed:
     async def refund(self, key: Key, cost: float) -> None:
         """Give `cost` back, as if it had been taken just now. Never fills above full."""
         await self._carry_out(self._judge.refund(key, cost))
+        self._wake(key)
 
     async def reset(self, key: Key) -> None:
         """Forget what `key` has used. Raises `Unavailable` when Redis cannot be told."""
         await self._carry_out(self._judge.reset(key))
+        self._wake(key)
 
     async def close(self) -> None:
         """Give back what is leased, and close the running loop's connection.
@@ -194,14 +198,22 @@ class AsyncRedisKeyed:
             async with asyncio.timeout(None if seconds == float("inf") else seconds):
                 await line.turn.acquire()
         except TimeoutError:
-            look = await self.check(key, 0)
-            refused = Decision(
-                False, look.limit, look.remaining, look.retry_after, look.reset_after
-            )
-            raise RateLimited(refused) from None
+            raise RateLimited(refused(await self.check(key, 0))) from None
 
-    async def _sleep(self, seconds: float) -> None:
-        await (asyncio.sleep(seconds) if self._clock is None else self._clock.sleep_async(seconds))
+    async def _sleep(self, line: _Line, seconds: float) -> None:
+        line.woken.clear()
+        if self._clock is not None:
+            await self._clock.sleep_async(seconds)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await line.woken.wait()
+
+    def _wake(self, key: Key) -> None:
+        """Let the one who waits for `key` in this loop ask again."""
+        line = self._lines.get((asyncio.get_running_loop(), key))
+        if line is not None:
+            line.woken.set()
 
     def _forget(self) -> None:
         self._judge.forget()

@@ -1,8 +1,8 @@
-"""How many processes share the limit, learned from Redis.
+"""How many limiters share the limit, learned from Redis: usually one in each process.
 
 Each limiter announces itself every few seconds, in the same round trip as a decision; its
 name lapses when it does so no longer. A limiter that decides nothing does not count: it
-takes no share either. The answer is used only while Redis is away.
+takes no share either. The answer is used for lots, and while Redis is away.
 """
 
 import math

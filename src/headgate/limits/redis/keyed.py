@@ -111,7 +111,7 @@ class RedisKeyed:
             return 0.0 if last.allowed else max(last.retry_after, SHORTEST_NAP)
 
         def refuse() -> RateLimited:
-            return RateLimited(last if last.limit is not None else self.check(key, 0))
+            return RateLimited(last if last.limit is not None else refused(self.check(key, 0)))
 
         sleeper = ThreadSleeper(self._clock)
         return sleeper.wait(self._lines.queue(key, attempt, refuse, seconds, sleeper))
@@ -187,3 +187,9 @@ class RedisKeyed:
     def _forget(self) -> None:
         self._judge.forget()
         self._lines = Lines(monotonic if self._clock is None else self._clock.now)
+
+
+def refused(look: Decision) -> Decision:
+    """What is known of a key, for one whose time ended while he stood behind others."""
+    again = max(look.retry_after, SHORTEST_NAP)
+    return Decision(False, look.limit, look.remaining, again, max(look.reset_after, again))

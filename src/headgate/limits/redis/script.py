@@ -7,7 +7,7 @@ Keys in Redis, for the limiter's key `user:42` and the limit `100/minute`:
 
     headgate:{user:42}:b60       b bucket, f fixed window, c sliding counter, l log; the period
     headgate:{user:42}:b60:2     a second limit over the same period
-    headgate:{}nodes             who shares the limit
+    headgate:{}nodes:HASH        who shares the limit; the hash is of the limits
 
 What stands between the braces is the hash tag: all keys of one key are on one server of a
 cluster. The amount is not in the name, so a changed limit takes over what was used; the
@@ -66,7 +66,12 @@ class Script:
     def __init__(self, limits: Sequence[Limit], algorithm: str, prefix: str) -> None:
         self.limits = tuple(limits)
         self.bursts = tuple(_burst(limit, algorithm) for limit in limits)
-        self.nodes_key = f"{prefix}{{}}nodes".encode()
+        shared = f"{algorithm} {'; '.join(map(str, limits))}".encode()
+        self.nodes_key = (
+            prefix.encode()
+            + b"{}nodes:"
+            + hashlib.blake2b(shared, digest_size=8).hexdigest().encode()
+        )
         self._family = _FAMILIES[algorithm]
         source = _source(*_FILES[self._family])
         self._announcement = _source("announce")

@@ -28,8 +28,8 @@ lint: .venv/test .venv/core ## style, types and the arrows of the map
 bench: .venv/bench .venv/core ## us and the peers side by side; ONLY=limits runs one part
 	$(BIN)/python -m benchmarks $(ONLY)
 
-soak: .venv/test .venv/core ## the property tests again, with many more examples (some ten minutes)
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests
+soak: .venv/test .venv/core ## the tests again, with many more examples and kills (half an hour)
+	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests -o faulthandler_timeout=1800
 
 clean: ## remove .venv and all that was built
 	rm -rf .venv build dist src/*.egg-info .coverage .*_cache .hypothesis

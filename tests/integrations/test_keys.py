@@ -181,6 +181,8 @@ def test_keys_are_bounded() -> None:
     assert len(str(bounded("\u20ac" * 67))) == 40  # 201 bytes
     assert bounded(b"a" * 999) != bounded(b"a" * 998)
     assert bounded(("a", 1)) == ("a", 1)
+    assert (bounded(10**400), len(str(bounded(10**500)))) == (10**400, 40)
+    assert len(str(bounded(tuple(range(99))))) < 100
     long = bounded(("a" * 150, "b" * 150))
     assert len(str(long)) < 100
     assert long != bounded(("a" * 150, "b" * 149))

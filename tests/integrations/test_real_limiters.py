@@ -52,3 +52,14 @@ def test_rules_in_shared_memory_are_all_or_nothing(make_request: MakeRequest) ->
     finally:
         SharedKeyed.unlink(name)
         SharedKeyed.unlink(f"{name}-tight")
+
+
+def test_two_limiters_that_count_in_one_place_are_refused(redis_server: RedisServer) -> None:
+    one = RedisKeyed(redis_server.url, "100/minute")
+    same_place = RedisKeyed(redis_server.url, "5/minute")
+    other = RedisKeyed(redis_server.url, "5/minute", prefix="login:")
+    with one, same_place, other:
+        with pytest.raises(ValueError, match="count under .* prefix 'headgate:': give one another"):
+            Gate([Rule(one), Rule(same_place, name="login")], in_event_loop=False)
+        Gate([Rule(one), Rule(other, name="login")], in_event_loop=False)
+        Gate([Rule(one), Rule(one, name="twice")], in_event_loop=False)

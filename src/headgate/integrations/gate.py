@@ -106,6 +106,7 @@ class Gate:
                 raise ValueError(f"two rules are named {rule.name!r}; give one another name=")
             names.add(rule.name)
             rule.settle_in(in_event_loop=in_event_loop)
+        _check_places(self.rules)
         self.must_await = in_event_loop and any(rule.needs_event_loop for rule in self.rules)
         self._looks_at_paths = any(rule.path is not None for rule in self.rules)
         self._in_order = sorted(self.rules, key=lambda rule: rule.shadow)
@@ -226,6 +227,17 @@ def _refunds(passed: list[Outcome]) -> Generator[Call, Any, None]:
         outcome = passed.pop()
         if outcome.cost > 0.0:
             yield outcome.policy.limiter.refund, outcome.key, outcome.cost
+
+
+def _check_places(rules: Iterable[Rule]) -> None:
+    """Two limiters that count in one place would charge each other's keys."""
+    found: dict[object, object] = {}
+    for limiter in (one for rule in rules for one in rule.limiters):
+        place = getattr(limiter, "place", None)
+        if place is not None and found.setdefault(place, limiter) is not limiter:
+            raise ValueError(
+                f"two limiters of these rules count under {place}: give one another prefix="
+            )
 
 
 def _is_preflight(request: Request) -> bool:

@@ -134,6 +134,8 @@ def bounded(key: Key) -> Key:
         parts = tuple([bounded(part) for part in key])
         raw = repr(parts).encode("utf-8", "surrogatepass")
         return parts if len(raw) <= LONGEST else ("blake2b", _digest(raw))
+    if isinstance(key, int) and key.bit_length() > LONGEST * 8:
+        return f"blake2b:{_digest(hex(key).encode())}"
     if isinstance(key, str) and len(key) * 4 > LONGEST:
         raw = key.encode("utf-8", "surrogatepass")
         return key if len(raw) <= LONGEST else f"blake2b:{_digest(raw)}"

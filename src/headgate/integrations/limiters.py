@@ -1,8 +1,9 @@
 """What an integration asks of a limiter: any object with these few methods will do.
 
 `Keyed`, `SharedKeyed` and `RedisKeyed` are a `Limiter`; `AsyncRedisKeyed`, whose methods
-are coroutines, is an `AsyncLimiter`. Three things are decided here, once, when a rule
-meets its framework:
+are coroutines, is an `AsyncLimiter`. A limiter may say with `place` where it counts, for two
+that count in one place are refused. Three things are decided here, once, when a rule meets
+its framework:
 
 - a limiter of coroutines works under ASGI and in async Django, and nowhere else;
 - a limiter that waits for a socket (`blocks = True` on its class) would stop every other

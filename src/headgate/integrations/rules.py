@@ -43,8 +43,8 @@ class Rule:
       or of the limit.
     - `path`, `methods`: left out, all. `paths.py` says how paths are compared.
     - `key`: whose limit it is, a function of the request: the client's address.
-    - `cost`: units, or a function of the request. 0 is free. A request that costs more
-      than ever passes at once is refused for good: 429 without `Retry-After`.
+    - `cost`: units, or a function of the request, which may return 0: free. A request that
+      costs more than ever passes at once is refused for good: 429 without `Retry-After`.
     - `exempt`: a function; requests that it is true of are not counted.
     - `shadow`: counts, and tells `on_refusal` and the shadow header, but refuses nothing.
     - `make`: makes a limiter of limits, where `limit` does not bring one. A function may

@@ -42,6 +42,11 @@ class AsyncRedisPool:
         os.register_at_fork(after_in_child=lambda: (found := forget()) and found())
 
     @property
+    def address(self) -> str:
+        """Where it is, without the login."""
+        return str(self._topology.address)
+
+    @property
     def is_cluster(self) -> bool:
         return self._topology.is_cluster
 

@@ -66,6 +66,7 @@ class AsyncRedisKeyed:
         self._judge = Judge(
             limit, algorithm, mode, on_error, nodes, lot, prefix, clock, self._pool.is_cluster
         )
+        self._prefix = prefix
         self._leases = self._judge.leases
         self._clock = clock
         self._lines: dict[tuple[asyncio.AbstractEventLoop, Key], _Line] = {}
@@ -154,6 +155,11 @@ class AsyncRedisKeyed:
     @property
     def mode(self) -> str:
         return self._judge.mode
+
+    @property
+    def place(self) -> str:
+        """Where it counts: two limiters with one place share what their keys have used."""
+        return f"{self._pool.address}, prefix {self._prefix!r}"
 
     @property
     def metrics(self) -> RedisMetrics:

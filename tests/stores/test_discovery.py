@@ -42,6 +42,13 @@ def test_several_limits_of_a_key_work_in_a_cluster(cluster: RedisServer) -> None
         assert all(keyed.allow(f"user {number}") for number in range(20))
 
 
+def test_an_empty_key_is_on_one_server_too(cluster: RedisServer) -> None:
+    url = cluster.url.replace("redis://", "redis+cluster://")
+    with RedisKeyed(url, "100/second; 5000/hour", timeout=5) as keyed:
+        assert keyed.allow("")
+        assert keyed.metrics.state == "redis"
+
+
 def test_tasks_work_in_a_cluster_too(cluster: RedisServer) -> None:
     async def main() -> None:
         url = f"redis+cluster://127.0.0.1:{cluster.port}"

@@ -97,7 +97,13 @@ def parse_address(url: str) -> Address:
 def _parse_one(url: str) -> Any:
     """redis-py's idea of the URL: a connection of its own that is never opened."""
     redis = load("redis")
-    pool = redis.ConnectionPool.from_url(url)
+    try:
+        pool = redis.ConnectionPool.from_url(url)
+    except ValueError:  # its message may have a piece of the password in it
+        raise ValueError(
+            "the Redis URL cannot be read: is the port a number, and are / ? # in the password "
+            "written as %2F %3F %23?"
+        ) from None
     options = pool.connection_kwargs
     try:
         one = pool.connection_class(**options)

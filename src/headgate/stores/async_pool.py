@@ -28,6 +28,7 @@ class _LoopConnections:
     def __init__(self) -> None:
         self.open: dict[Endpoint, AsyncConnection] = {}
         self.opening: dict[Endpoint, asyncio.Task[AsyncConnection]] = {}
+        self.waiting: dict[Endpoint, list[asyncio.Future[None]]] = {}
 
 
 class AsyncRedisPool:
@@ -103,12 +104,13 @@ class AsyncRedisPool:
                 # Closed while it was idle, by a restart say: replaced within the call, once.
                 if is_new or connection.is_open or deadline - monotonic() < 0.001:
                     raise
-                connection = await self._opened(here, endpoint, deadline)
+                # In what the loop has now: `close` may have taken away what it had.
+                connection = await self._opened(self._here(), endpoint, deadline)
                 replies = await connection.exchange(payload, count, deadline)
         except (Unavailable, ProtocolError):
             self._topology.doubt()
             raise
-        if isinstance(replies[0], ErrorReply) and replies[0].code == "READONLY":
+        if isinstance(replies[0], ErrorReply) and replies[0].is_of_replica:
             self._topology.doubt()
             await connection.close()
         return replies
@@ -124,9 +126,14 @@ class AsyncRedisPool:
             task = asyncio.create_task(self._open(here, endpoint, deadline))
             here.opening[endpoint] = task
             task.add_done_callback(lambda done: _opened(here, endpoint, done))
-        done, _ = await asyncio.wait({task}, timeout=max(deadline - monotonic(), 0.0))
-        if not done:
-            raise Unavailable(f"no connection to Redis at {endpoint} in time")
+        # Not asyncio.wait, in which each of ten thousand would look through all the others.
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        here.waiting.setdefault(endpoint, []).append(opened)
+        try:
+            async with asyncio.timeout(max(deadline - monotonic(), 0.0)):
+                await opened
+        except TimeoutError:
+            raise Unavailable(f"no connection to Redis at {endpoint} in time") from None
         if task.cancelled():
             raise Unavailable("this pool of connections to Redis was closed")
         return task.result()
@@ -225,5 +232,8 @@ def _opened(
     here: _LoopConnections, endpoint: Endpoint, task: "asyncio.Task[AsyncConnection]"
 ) -> None:
     del here.opening[endpoint]
+    for one in here.waiting.pop(endpoint, ()):
+        if not one.done():
+            one.set_result(None)
     if not task.cancelled():
         task.exception()  # seen by those who waited, if anyone still does

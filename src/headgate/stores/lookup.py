@@ -25,7 +25,7 @@ class Lookup(Generic[Answer]):
     def __init__(self, what: str, question: Callable[[], Answer]) -> None:
         self._what = what
         self._question = question
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._asking: Future[Answer] | None = None
 
     def wait(self, seconds: float) -> Answer:
@@ -46,7 +46,7 @@ class Lookup(Generic[Answer]):
 
     def forget(self) -> None:
         """In a forked child, where the thread is gone and the lock may be held for ever."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._asking = None
 
     def _late(self, seconds: float) -> Unavailable:

@@ -79,7 +79,10 @@ class RedisPool:
         except ProtocolError:
             self._fail()
             raise
-        if len(self._ready) < MOST_IDLE and not self._is_closed:
+        if isinstance(reply, ErrorReply) and reply.is_of_replica:
+            connection.close()
+            self._topology.doubt()
+        elif len(self._ready) < MOST_IDLE and not self._is_closed:
             self._ready.append(connection)
         else:
             connection.close()
@@ -132,7 +135,7 @@ class RedisPool:
         except (Unavailable, ProtocolError):
             self._fail()
             raise
-        if isinstance(replies[0], ErrorReply) and replies[0].code == "READONLY":
+        if isinstance(replies[0], ErrorReply) and replies[0].is_of_replica:
             # A failover made this one a replica; its name may lead elsewhere now.
             connection.close()
             self._topology.doubt()

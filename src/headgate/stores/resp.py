@@ -24,6 +24,11 @@ class ErrorReply(Unavailable):
         self.message = message
         self.code = message.partition(" ")[0]
 
+    @property
+    def is_of_replica(self) -> bool:
+        """A failover made this server a replica. Before Redis 7, a script's error hides it."""
+        return self.code == "READONLY" or "-READONLY" in self.message
+
 
 def load(name: str) -> ModuleType:
     """Import redis or hiredis, or say in one sentence what to install."""
@@ -72,6 +77,8 @@ class Replies:
                 reply = self._reader.gets()
             except MemoryError:  # a list that is announced to be longer than could ever come
                 raise ProtocolError("a reply of Redis announces more than fits in memory") from None
+            except (TypeError, ValueError, OverflowError) as error:  # a list as a key, say
+                raise ProtocolError(f"a reply of Redis makes no sense: {error}") from None
             if reply is self._nothing:
                 break
             replies.append(reply)

@@ -63,7 +63,7 @@ class Topology:
     def redirect(self, key: bytes, reply: ErrorReply) -> Endpoint:
         """Where MOVED or ASK sends us; MOVED is remembered for the slot."""
         host, colon, port = reply.message.rpartition(" ")[2].rpartition(":")
-        if not (colon and port.isdecimal()):
+        if not (colon and port.isdecimal() and 0 < int(port[:6]) < 65_536):
             raise ProtocolError(f"Redis sent us elsewhere, but not where: {reply.message!r}")
         endpoint = Endpoint(host.strip("[]") or self.address.endpoints[0].host, int(port))
         if reply.code == "MOVED" and self._by_slot:

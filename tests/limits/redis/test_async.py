@@ -402,3 +402,15 @@ def test_what_is_given_back_wakes_the_one_who_waits(redis_server: RedisServer) -
                     await asyncio.sleep(0.01)
 
     run(main)
+
+
+def test_thousands_of_tasks_wait_together_for_the_first_connection(
+    redis_server: RedisServer,
+) -> None:
+    async def main() -> None:
+        async with AsyncRedisKeyed(redis_server.url, "100000/day", timeout=PATIENT) as keyed:
+            answers = await asyncio.gather(*(keyed.allow("a") for _ in range(5_000)))
+            assert all(answers)
+            assert keyed.metrics.decided_locally == 0
+
+    run(main)

@@ -175,6 +175,7 @@ def test_a_replica_is_not_asked_twice(redis_server: RedisServer) -> None:
             assert keyed.allow("a")
             assert keyed.metrics.state == "local"
             assert "READONLY" in keyed.metrics.last_error or "read" in keyed.metrics.last_error
+            assert keyed._pool.idle == 0  # the next call finds out where the master is now
         finally:
             client.replicaof("NO", "ONE")
 

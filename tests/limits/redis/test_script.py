@@ -216,3 +216,19 @@ def test_keys_expire_when_nothing_is_in_use_any_more(
         assert all("{a}" in name for name in names)
         keyed.reset("a")
         assert client.keys() == []
+
+
+def test_a_key_of_the_log_expires_also_after_a_refund(redis_server: RedisServer) -> None:
+    options: dict[str, Any] = {"algorithm": "sliding_window", "nodes": 1, "timeout": 5.0}
+    with (
+        RedisKeyed(redis_server.url, "10/minute", **options) as keyed,
+        redis_server.client as client,
+    ):
+        for cost, back in ((5, 2), (3, 1), (2, 4)):
+            assert keyed.allow("a", cost)
+            keyed.refund("a", back)
+            (name,) = client.keys()
+            assert 0 < client.pttl(name) <= 60_001
+        assert keyed.check("a", 0).remaining == 7.0
+        keyed.refund("a", 10)
+        assert client.keys() == []

@@ -3,7 +3,7 @@
 A str stands as it is, in UTF-8. What is not a plain str starts with a NUL and a letter:
 
     \\0b bytes   \\0i an int   \\0t a tuple, each part after its length
-    \\0s a str that itself starts with a NUL, or with the brace that would end the hash tag
+    \\0s a str that is empty, or starts with a NUL or the brace that would end the hash tag
     \\0h the BLAKE2b hash (256 bits) of a key longer than 512 bytes
 
 Equal keys are one key, as in `Keyed`: 1 and True, a StrEnum and its string.
@@ -16,7 +16,7 @@ from headgate.limits.limit import Key
 __all__ = ["ESCAPED", "LONGEST", "encode"]
 
 LONGEST = 512  # bytes
-ESCAPED = (b"\0", b"}")  # what a str may not start with, to stand as it is
+ESCAPED = (b"", b"\0", b"}")  # what a str may not start with, to stand as it is
 DEEPEST = 8  # tuples within tuples, as in `Keyed`
 
 
@@ -37,7 +37,7 @@ def _encode(key: Key, depth: int) -> bytes:
     if isinstance(key, bytes):
         return b"\0b" + key
     if isinstance(key, int):
-        return b"\0i%d" % key
+        return b"\0i%x" % key  # in hex, which takes any int
     if isinstance(key, tuple):
         if depth == 0:
             raise TypeError(f"a key is a tuple of at most {DEEPEST} levels, got a deeper one")

@@ -30,7 +30,7 @@ class Outage:
         self.ticket = 1  # for those who have seen that the state is "redis"
         self._backoff = 0.0
         self._until = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def ask(self, now: float) -> int:
         """A ticket for one question to Redis, or 0: decide here."""
@@ -54,9 +54,10 @@ class Outage:
                 self._backoff = 0.0
 
     def failed(self, ticket: int, now: float, error: Exception) -> None:
+        reason = str(error)
         with self._lock:
             self.errors += 1
-            self.last_error = str(error)
+            self.last_error = reason
             if ticket == self.ticket and self.state != "local":
                 self._backoff = min(max(2 * self._backoff, SHORTEST_BACKOFF), LONGEST_BACKOFF)
                 self.state = "local"
@@ -77,6 +78,6 @@ class Outage:
 
     def renew_lock(self) -> None:
         """In a forked child, where the lock may be held by a thread that is gone."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         if self.state == "probing":
             self.state = "local"

@@ -89,13 +89,22 @@ end
 function refund(rule, cell, cost)
   drop_expired(rule, cell)
   local expired = math.min(cell.expired + cost, cell.total)
-  local oldest = entry(rule, 0)
-  while oldest and oldest.total <= expired do
-    redis.call('ZREM', rule.key, oldest.text)
-    oldest = entry(rule, 0)
+  local low, high = 0, cell.count
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if entry(rule, middle).total <= expired then
+      low = middle + 1
+    else
+      high = middle
+    end
   end
+  if low > 0 then
+    redis.call('ZREMRANGEBYRANK', rule.key, 0, low - 1)
+  end
+  local oldest = entry(rule, 0)
   if oldest and oldest.before < expired then
-    redis.call('ZREM', rule.key, oldest.text)
+    -- First the new one: a set that was empty in between would have lost its time to live.
     add(rule, oldest.at, expired, oldest.total)
+    redis.call('ZREM', rule.key, oldest.text)
   end
 end

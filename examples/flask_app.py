@@ -5,7 +5,7 @@ r"""Flask under gunicorn: a limit for all views, a tighter one for the log-in, o
 
 Then, from another terminal:
 
-    seq 40 | xargs -I_ curl -so /dev/null -w '%{http_code}\n' localhost:8000/ | sort | uniq -c
+    seq 40 | xargs -I{} curl -so /dev/null -w '%{http_code}\n' localhost:8000/ | sort | uniq -c
 
       30 200
       10 429

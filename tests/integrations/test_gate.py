@@ -37,15 +37,26 @@ def test_head_falls_under_a_rule_for_get(make_request: MakeRequest) -> None:
     assert not passes(gate, make_request(method="HEAD"))
 
 
-def test_a_preflight_falls_only_under_rules_that_name_options(make_request: MakeRequest) -> None:
+def test_the_two_headers_of_a_preflight_lift_no_limit(make_request: MakeRequest) -> None:
     headers = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
     preflight = make_request(method="OPTIONS", headers=headers)
-    plain = make_request(method="OPTIONS")
     gate = gate_of(Rule("1/minute"))
-    assert [passes(gate, preflight) for _ in range(3)] == [True] * 3
-    assert [passes(gate, plain) for _ in range(2)] == [True, False]
-    named = gate_of(Rule("1/minute", methods=["OPTIONS"]))
-    assert [passes(named, preflight) for _ in range(2)] == [True, False]
+    assert [passes(gate, preflight) for _ in range(2)] == [True, False]
+
+
+async def answers_later(request: Any) -> bool:
+    return False
+
+
+def test_functions_that_must_be_awaited_are_refused(make_request: MakeRequest) -> None:
+    for name in ("exempt", "key"):
+        with pytest.raises(TypeError, match=f"{name} must answer at once"):
+            Rule("1/minute", **{name: answers_later})
+    with pytest.raises(TypeError, match="on_refusal is not awaited"):
+        Gate([Rule("1/minute")], in_event_loop=True, on_refusal=answers_later)  # type: ignore[arg-type]
+    hidden = gate_of(Rule("1/minute", exempt=lambda request: answers_later(request)))  # type: ignore[arg-type,return-value]
+    with pytest.raises(TypeError, match="exempt must answer at once"):
+        passes(hidden, make_request())
 
 
 def test_the_prefix_that_an_application_is_mounted_under_does_not_count(

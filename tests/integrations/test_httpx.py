@@ -1,6 +1,7 @@
 """The httpx transports, on a manual clock: no test waits."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from typing import Any
@@ -246,3 +247,25 @@ def test_holds_are_bounded_and_forgotten() -> None:
 
 def test_nothing_is_asked_for_by_an_answer_without_fields() -> None:
     assert asked_for(200, {}.get, 0.0) == 0.0
+
+
+def test_those_who_waited_out_a_pause_do_not_all_go_at_once(clock: ManualClock) -> None:
+    server = Server(clock, httpx.Response(429, headers={"Retry-After": "4"}))
+
+    async def story() -> None:
+        transport = AsyncRateLimitTransport(
+            "5/second burst 1", httpx.MockTransport(server), clock=clock
+        )
+        async with httpx.AsyncClient(transport=transport) as client:
+            await asyncio.gather(*(client.get(A) for _ in range(20)))
+
+    asyncio.run(story())
+    assert len(server.asked) == 20
+    after = [when for when in server.asked if when > 0]
+    assert min(after) >= 4.0
+    assert all(later - earlier > 0.19 for earlier, later in itertools.pairwise(after))
+
+
+def test_a_date_that_is_no_date_is_ignored() -> None:
+    for text in ("Mon, 1 Jan 99999999999 00:00:00 GMT", "Mon, 99 Foo", "\x00"):
+        assert asked_for(429, {"retry-after": text}.get, NOON) == 0.0

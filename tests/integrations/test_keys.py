@@ -201,3 +201,14 @@ def test_wrong_arguments_are_told_at_once() -> None:
         by_header("x api key")
     with pytest.raises(ValueError, match="name of a header"):
         by_address(header="")
+
+
+@pytest.mark.parametrize("tail", ['"a,for=6.6.6.6"', '"a,for=6.6.6.6;x=y"', '"a\\",for=6.6.6.6"'])
+def test_a_comma_in_a_quoted_text_of_forwarded_buys_no_other_key(tail: str) -> None:
+    environ = {"REMOTE_ADDR": "10.0.0.1", "HTTP_FORWARDED": f"for=1.2.3.4;host={tail}"}
+    key = by_address(trusted=["10.0.0.0/8"], header="forwarded")
+    assert key(EnvironRequest(environ)) != "6.6.6.6"
+
+
+def test_a_users_id_may_be_a_number() -> None:
+    assert by_user(lambda _: 7)(EnvironRequest({})) == "user=7"  # type: ignore[arg-type,return-value]

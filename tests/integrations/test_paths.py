@@ -24,7 +24,7 @@ from headgate.integrations.paths import matcher, plain
             ["/users/posts", "/users/7/8/posts", "/users/7/posts/1", "/users//posts"],
         ),
         ("/files/{name}/*", ["/files/a", "/files/a/b/c"], ["/files"]),
-        ("/files/{name:path}", ["/files/a", "/files/a/b/c"], ["/files", "/filesx"]),
+        ("/files/{name:path}", ["/files", "/files/a", "/files/a/b/c"], ["/filesx", "/file"]),
         ("/users/{id:int}", ["/users/7"], ["/users/7/8"]),
         ("/v{number}/x", ["/v1/x"], ["/v/x"]),
         ("/a.b", ["/a.b"], ["/aXb"]),
@@ -40,3 +40,24 @@ def test_a_pattern_means_these_paths(pattern: str, inside: list[str], outside: l
 def test_a_pattern_that_means_nothing_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="path"):
         matcher(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("/search", "/search\n"),
+        ("/search", "/search/\n"),
+        ("/u/{id}/posts", "/u/7/posts\n"),
+        ("/files/{name:path}", "/files/"),
+        ("/files/{name:path}", "/files/a/b"),
+        ("/{name:path}", "/"),
+        ("/f/{name:path}/meta", "/f//meta"),
+    ],
+)
+def test_what_starlette_routes_to_a_view_falls_under_its_rule(pattern: str, path: str) -> None:
+    assert matcher(pattern)(plain(path))
+
+
+def test_a_pattern_that_a_long_path_could_stall_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most one {name:path}"):
+        matcher("/{a:path}/b/{c:path}")

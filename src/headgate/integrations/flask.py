@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 try:
-    from flask import Flask, Response, current_app, g, request
+    from flask import Flask, Response, current_app, request
     from werkzeug.exceptions import TooManyRequests
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
@@ -104,6 +104,8 @@ class RateLimit:
 
     def exempt(self, view: View) -> View:
         """Take a view out of the rules of the extension."""
+        if not callable(view):
+            raise TypeError(f"exempt takes a view, got {view!r}")
         view._is_exempt_from_headgate = True  # type: ignore[attr-defined]
         return view
 
@@ -132,7 +134,5 @@ class RateLimit:
 
 
 def _verdicts() -> list[Verdict]:
-    """Of the request that is under way."""
-    if "headgate_verdicts" not in g:
-        g.headgate_verdicts = []
-    return g.headgate_verdicts  # type: ignore[no-any-return]
+    """Of the request that is under way. (Flask's `g` may live longer, in tests.)"""
+    return request.environ.setdefault("headgate.verdicts", [])  # type: ignore[no-any-return]

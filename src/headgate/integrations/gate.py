@@ -107,6 +107,8 @@ class Gate:
             names.add(rule.name)
             rule.settle_in(in_event_loop=in_event_loop)
         _check_places(self.rules)
+        if inspect.iscoroutinefunction(on_refusal):
+            raise TypeError(f"on_refusal is not awaited, got the coroutine function {on_refusal!r}")
         self.must_await = in_event_loop and any(rule.needs_event_loop for rule in self.rules)
         self._looks_at_paths = any(rule.path is not None for rule in self.rules)
         self._in_order = sorted(self.rules, key=lambda rule: rule.shadow)
@@ -152,7 +154,7 @@ class Gate:
             while True:
                 try:
                     answer = call(key, cost)
-                    if not isinstance(answer, Decision) and answer is not None:
+                    if inspect.isawaitable(answer):
                         answer = await answer
                 except BaseException as error:  # noqa: BLE001 (the plan raises it)
                     call, key, cost = plan.throw(error)
@@ -164,10 +166,9 @@ class Gate:
     def _claims(self, request: Request) -> list[Claim]:
         method = request.method
         path = plain(request.path) if self._looks_at_paths else ""
-        is_preflight = method == "OPTIONS" and _is_preflight(request)
         claims = []
         for rule in self._in_order:
-            claim = rule.claim(request, method, path, is_preflight)
+            claim = rule.claim(request, method, path)
             if claim is not None:
                 claims.append(claim)
         return claims
@@ -238,10 +239,3 @@ def _check_places(rules: Iterable[Rule]) -> None:
             raise ValueError(
                 f"two limiters of these rules count under {place}: give one another prefix="
             )
-
-
-def _is_preflight(request: Request) -> bool:
-    return (
-        request.header("origin") is not None
-        and request.header("access-control-request-method") is not None
-    )

@@ -84,7 +84,7 @@ def _retry_after(text: str, wall_time: float) -> float | None:
         return float(text[:15])
     try:
         date = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError, TypeError):
         return None
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)

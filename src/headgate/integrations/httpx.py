@@ -115,7 +115,8 @@ class Courtesy:
             yield from self._sit_out(key, deadline)
             if self._has_limit:
                 yield Acquire(key, max(deadline - self.clock.now(), 0.0))
-                yield from self._sit_out(key, deadline)  # one may have come while we waited
+                if (yield from self._sit_out(key, deadline)):
+                    continue  # it came while we waited: those in line would now go all at once
             response: httpx.Response = yield request
             now = self.clock.now()
             pause = asked_for(response.status_code, response.headers.get, self._wall_time())
@@ -129,11 +130,15 @@ class Courtesy:
             yield Sleep(pause)
             attempt += 1
 
-    def _sit_out(self, key: str, deadline: float) -> Generator[Step, Any, None]:
+    def _sit_out(self, key: str, deadline: float) -> Generator[Step, Any, bool]:
+        """Wait while the server wants to be left alone; whether it did."""
+        has_waited = False
         while (pause := self._holds.wait(key, now := self.clock.now())) > 0.0:
             if now + pause > deadline:
                 raise RateLimited(Decision(False, retry_after=pause, reset_after=pause))
             yield Sleep(pause)
+            has_waited = True
+        return has_waited
 
     def _wall_time(self) -> float:
         """Unix time, for dates; a clock of the caller's may be both in one."""

@@ -123,7 +123,7 @@ def by_user(
 
     def key_of(request: Request) -> Key:
         user = request.user if find is None else find(request)
-        return fall_back(request) if not user else _labelled("user", user)
+        return fall_back(request) if user is None or user == "" else _labelled("user", str(user))
 
     return key_of
 
@@ -188,7 +188,12 @@ def _address(text: str) -> Address | None:
 
 
 def _forwarded_for(element: str) -> str:
-    """The address in one element of a Forwarded field; "" if there is none, or two."""
+    """The address in one element of a Forwarded field; "" if there is none, or two.
+
+    Or if the element is half of a quoted text, in which the client may have put a comma.
+    """
+    if element.count('"') % 2:
+        return ""
     pairs = [pair.partition("=") for pair in element.split(";")]
     values = [value for name, _, value in pairs if name.strip().lower() == "for"]
     return values[0].strip().strip('"') if len(values) == 1 else ""

@@ -28,9 +28,8 @@ def plain(path: str) -> str:
     """The path in the form that is compared: lower case, single slashes, none at the end."""
     if "//" in path:
         path = _SLASHES.sub("/", path)
-    if path[-1:] == "/":
-        path = path[:-1]
-    return path.lower()
+    # Starlette's "$" matches before a line's end, too.
+    return path.rstrip("/\n").lower()
 
 
 def matcher(pattern: str) -> Callable[[str], object]:
@@ -44,6 +43,8 @@ def matcher(pattern: str) -> Callable[[str], object]:
         raise ValueError(f"a '*' stands at the end of a path only, got {pattern!r}")
     if "{" in _PARAMETER.sub("", body) or "}" in _PARAMETER.sub("", body):
         raise ValueError(f"a {{parameter}} is within one segment of a path, got {pattern!r}")
+    if body.count(":path}") > 1:  # to match several takes time that a long path could stretch
+        raise ValueError(f"a path has at most one {{name:path}}, got {pattern!r}")
     is_open = body != pattern
     is_tree = is_open and body.endswith("/")
     body = plain(body)
@@ -56,8 +57,11 @@ def matcher(pattern: str) -> Callable[[str], object]:
         return (lambda path: path.startswith(body)) if is_open else body.__eq__
     regex, at = "", 0
     for parameter in _PARAMETER.finditer(body):
-        regex += re.escape(body[at : parameter.start()])
-        regex += ".*" if parameter[0].endswith(":path}") else "[^/]+"
+        literal, is_path = body[at : parameter.start()], parameter[0].endswith(":path}")
+        if is_path and literal.endswith("/"):  # it may be empty, and then its slash is doubled
+            regex += re.escape(literal[:-1]) + "(?:/.*)?"
+        else:
+            regex += re.escape(literal) + (".*" if is_path else "[^/]+")
         at = parameter.end()
     regex += re.escape(body[at:]) + ("(?:/.*)?" if is_tree else ".*" if is_open else "")
     return re.compile(regex, re.DOTALL).fullmatch

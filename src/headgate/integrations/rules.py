@@ -4,13 +4,13 @@
 
 - A request falls under every rule that matches it, and all of them must agree.
 - A rule that names GET is about HEAD, too: frameworks answer it with the same view.
-- A preflight of CORS (OPTIONS with Origin and Access-Control-Request-Method) falls only
-  under rules that name OPTIONS: browsers send it without the headers that a key is made
-  of, and cannot show anybody a refusal.
+- A preflight of CORS is a request like any other: who would let it pass lets everybody
+  pass who writes its two headers. Put the middleware for CORS outside, which answers it.
 - The functions that you give (key, cost, limit, exempt) are called before anything is
   charged. What they raise is raised: a rule that cannot tell lets nobody pass.
 """
 
+import inspect
 import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -111,21 +111,23 @@ class Rule:
             fits(limiter, in_event_loop=in_event_loop)
         self._is_in_event_loop = in_event_loop
 
-    def claim(self, request: Request, method: str, path: str, is_preflight: bool) -> Claim | None:
+    def claim(self, request: Request, method: str, path: str) -> Claim | None:
         """What the request asks of this rule; None if it does not fall under it.
 
-        `path` is plain; `method` and `is_preflight` are given because they are the same
-        for all rules of a request.
+        `path` is plain; it and `method` are given because they are the same for all rules
+        of a request.
         """
         if self._path_matches is not None and not self._path_matches(path):
             return None
-        if self.methods is None:
-            if is_preflight:
+        if self.methods is not None and method not in self.methods:
+            return None
+        if self._exempt is not None:
+            is_exempt = self._exempt(request)
+            if inspect.iscoroutine(is_exempt):  # which is true, whatever it would say
+                is_exempt.close()
+                raise TypeError(f"exempt must answer at once, got {is_exempt!r}")
+            if is_exempt:
                 return None
-        elif method not in self.methods:
-            return None
-        if self._exempt is not None and self._exempt(request):
-            return None
         policy = self._policy
         if policy is None:
             policy = self._policy_for(request)
@@ -190,6 +192,8 @@ def _derived_name(limit: object, methods: frozenset[str] | None, path: str | Non
 def _function(name: str, function: F) -> F:
     if not callable(function):
         raise TypeError(f"{name} must be a function of the request, got {function!r}")
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"{name} must answer at once, got the coroutine function {function!r}")
     return function
 
 

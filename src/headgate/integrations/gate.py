@@ -224,10 +224,17 @@ def _pass(request: Request, passed: list[Outcome], shadowed: Sequence[Outcome] =
 
 
 def _refunds(passed: list[Outcome]) -> Generator[Call, Any, None]:
+    """Give all back; what goes wrong with one is raised when the others have theirs."""
+    failure: Exception | None = None
     while passed:
         outcome = passed.pop()
-        if outcome.cost > 0.0:
-            yield outcome.policy.limiter.refund, outcome.key, outcome.cost
+        try:
+            if outcome.cost > 0.0:
+                yield outcome.policy.limiter.refund, outcome.key, outcome.cost
+        except Exception as error:  # noqa: BLE001 (raised below)
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _check_places(rules: Iterable[Rule]) -> None:

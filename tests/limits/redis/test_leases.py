@@ -23,7 +23,9 @@ class Node:
         self.bucket = bucket
         self.asked = 0
         self.tally = Tally()
-        self.leases = Leases(limit.rate, limit.burst or limit.amount, lot, self.tally, clock)
+        self.leases = Leases(
+            limit.rate, limit.rate, limit.burst or limit.amount, lot, self.tally, clock
+        )
 
     def allow(self, key: str, cost: float = 1.0) -> bool:
         known = self.leases.spend(key, cost)
@@ -39,7 +41,9 @@ class Node:
             return False
         granted = need + max(math.floor(min(want, look.remaining) - need), 0)
         assert self.bucket.allow(key, granted)
-        self.leases.grant(key, cost, want, granted, self.bucket.check(key, 0).reset_after)
+        used = self.bucket.limits[0]
+        in_use = (used.burst or used.amount) - self.bucket.check(key, 0).remaining
+        self.leases.grant(key, cost, want, granted, in_use)
         return True
 
 
@@ -69,7 +73,7 @@ def test_the_lot_follows_the_rate_of_the_key(clock: ManualClock) -> None:
 
 
 def test_the_lot_is_at_most_half_of_the_burst_among_the_nodes(clock: ManualClock) -> None:
-    leases = Leases(100.0, 100.0, None, Tally(), clock)
+    leases = Leases(100.0, 100.0, 100.0, None, Tally(), clock)
     assert leases.most == 50.0
     leases.divide(10)
     assert leases.most == 5.0
@@ -105,7 +109,7 @@ def test_a_denial_is_remembered_until_its_time(clock: ManualClock) -> None:
 
 
 def test_two_callers_at_once_hold_one_lot(clock: ManualClock) -> None:
-    leases = Leases(1000.0, 1000.0, 10, Tally(), clock)
+    leases = Leases(1000.0, 1000.0, 1000.0, 10, Tally(), clock)
     assert leases.spend("a", 1) is None
     assert leases.ask("a", 1) == (1, 10, True)
     assert leases.ask("a", 1) == (1, 1, False)
@@ -117,7 +121,7 @@ def test_two_callers_at_once_hold_one_lot(clock: ManualClock) -> None:
 def test_what_was_left_counts_toward_a_larger_cost_and_comes_back_when_there_is_no_answer(
     clock: ManualClock,
 ) -> None:
-    leases = Leases(1000.0, 1000.0, 10, Tally(), clock)
+    leases = Leases(1000.0, 1000.0, 1000.0, 10, Tally(), clock)
     leases.ask("a", 1)
     leases.grant("a", 1, 10, 4, 1.0)
     assert leases.spend("a", 5) is None
@@ -263,3 +267,14 @@ def test_eight_processes_stay_within_the_limit_the_burst_and_a_lot_each(
     took = passed[-1] - passed[0]
     assert len(passed) <= 500 * took + 100 + held
     assert len(passed) >= 0.8 * (500 * 2.0)
+
+
+def test_of_several_limits_each_gets_back_what_was_left(redis_server: RedisServer) -> None:
+    limits = "100/second; 5000/hour"
+    with RedisKeyed(redis_server.url, "5000/hour", nodes=1, timeout=5.0) as hour:
+        options: dict[str, Any] = {"lot": 50, "nodes": 1, "timeout": 5.0}
+        with RedisKeyed(redis_server.url, limits, mode="leased", **options) as leased:
+            assert leased.allow("a")
+            assert hour.check("a", 0).remaining < 4_960
+        # All but the one that was spent, less what the second has refilled meanwhile.
+        assert 4_970 <= hour.check("a", 0).remaining <= 4_999.5

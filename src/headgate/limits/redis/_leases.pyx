@@ -41,7 +41,7 @@ cdef class _Lease:
     cdef double held         # by the caller who asks for the next lot
     cdef double lot
     cdef double granted_at
-    cdef double paid_at      # when the bucket will have refilled all that was in use
+    cdef double in_use       # units, of the limit that had the least, when it was granted
     cdef double denied_until
     cdef double denied_cost
     cdef int denied_by
@@ -51,7 +51,8 @@ cdef class _Lease:
 
 @cython.final
 cdef class Leases:
-    """The leases of one process. `rate` and `burst` are those of the tightest limit.
+    """The leases of one process. `rate` and `burst` are those of the tightest limit,
+    `fastest` is the highest rate of all.
 
     `lot` is fixed, or None: then it follows each key's own rate up to half of the burst,
     divided by the number of nodes.
@@ -63,17 +64,19 @@ cdef class Leases:
     cdef dict _old
     cdef double _turn_at
     cdef double _rate
+    cdef double _fastest
     cdef double _burst
     cdef double _fixed
     cdef readonly double most
 
-    def __init__(self, double rate, double burst, lot, Tally tally, clock):
+    def __init__(self, double rate, double fastest, double burst, lot, Tally tally, clock):
         self._timing = Timing(clock)
         self._tally = tally
         self._new = {}
         self._old = {}
         self._turn_at = _LAPSE
         self._rate = rate
+        self._fastest = fastest
         self._burst = burst
         self._fixed = 0.0 if lot is None else lot
         self.divide(1)
@@ -122,7 +125,7 @@ cdef class Leases:
         lease.left = 0.0
         return cost - lease.held, larger(cost - lease.held, lease.lot), True
 
-    def grant(self, key, double cost, double want, double granted, double paid_after):
+    def grant(self, key, double cost, double want, double granted, double in_use):
         """Redis granted the lot, and the caller has spent `cost` of it."""
         cdef double now = self._timing.now()
         cdef _Lease lease = self._make(plain(key), now)
@@ -133,7 +136,7 @@ cdef class Leases:
         lease.was_full = granted >= want
         lease.granted_at = now
         lease.lapses_at = now + _LAPSE
-        lease.paid_at = now + paid_after
+        lease.in_use = in_use
         lease.denied_until = 0.0
 
     def deny(self, key, double cost, int index, double retry_after, bint owns):
@@ -193,13 +196,14 @@ cdef class Leases:
         taken it would have been lost to a full bucket, or somebody has had it.
         """
         cdef double now = self._timing.now()
-        cdef double amount
+        cdef double amount, refilled
         cdef _Lease lease
         given_back = []
         for leases in (self._old, self._new):
             for key, value in leases.items():
                 lease = value
-                amount = smaller(lease.left, (lease.paid_at - now) * self._rate)
+                refilled = (now - lease.granted_at) * self._fastest
+                amount = smaller(lease.left, lease.in_use - refilled)
                 if amount > 0.0 and now < lease.lapses_at:
                     given_back.append((key, amount))
         self.clear()

@@ -97,8 +97,8 @@ class Judge:
             )
         if lot is not None and positive("lot", lot) > self._most:
             raise ValueError(f"lot must be at most {self._most:g}, all that fits; got {lot!r}")
-        rate = min(limit.rate for limit in self.limits)
-        leases = Leases(rate, self._most, lot, self.tally, clock)
+        rates = [limit.rate for limit in self.limits]
+        leases = Leases(min(rates), max(rates), self._most, lot, self.tally, clock)
         leases.divide(self._census.nodes)
         return leases
 
@@ -337,7 +337,7 @@ class Judge:
         self.tally.count(grant.amount > 0.0, False)
         if grant.amount > 0.0:
             if owns:
-                leases.grant(key, cost, want, grant.amount, grant.paid_after)
+                leases.grant(key, cost, want, grant.amount, grant.in_use)
             return Decision(True, self.limits[grant.index], leases.left(key))
         pause = leases.deny(key, cost, grant.index, grant.retry_after, owns)
         return Decision(False, self.limits[grant.index], leases.left(key), pause, pause)

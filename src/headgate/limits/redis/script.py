@@ -47,17 +47,17 @@ _FAMILIES = {
 class Grant:
     """The answer to a lease: `amount` is what was granted (0: nothing), in units.
 
-    `retry_after`: seconds until what was needed could be granted. `paid_after`: seconds
-    until the bucket has refilled all that was in use, this grant included.
+    `retry_after`: seconds until what was needed could be granted. `in_use`: units that are
+    in use of the limit that has the least, this grant included.
     """
 
-    __slots__ = ("amount", "index", "paid_after", "retry_after")
+    __slots__ = ("amount", "in_use", "index", "retry_after")
 
-    def __init__(self, amount: float, index: int, retry_after: float, paid_after: float) -> None:
+    def __init__(self, amount: float, index: int, retry_after: float, in_use: float) -> None:
         self.amount = amount
         self.index = index
         self.retry_after = retry_after
-        self.paid_after = paid_after
+        self.in_use = in_use
 
 
 class Script:
@@ -155,8 +155,8 @@ class Script:
         return Decision(allowed == 1, limit, remaining, retry_after * 1e-6, reset_after * 1e-6)
 
     def read_grant(self, reply: object) -> Grant:
-        _, index, amount, retry_after, paid_after = self._five(reply)
-        return Grant(amount, index, retry_after * 1e-6, paid_after * 1e-6)
+        _, index, amount, retry_after, in_use = self._five(reply)
+        return Grant(amount, index, retry_after * 1e-6, in_use)
 
     def _five(self, reply: object) -> tuple[int, int, float, float, float]:
         words = reply.split() if isinstance(reply, bytes) else []

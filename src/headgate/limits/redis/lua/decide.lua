@@ -56,11 +56,12 @@ for i, rule in ipairs(rules) do
   end
 end
 if verb == 'lease' then
-  local paid_after = math.huge
+  -- What of the grant may come back: no more than any of the limits has in use.
+  local used = math.huge
   for i, rule in ipairs(rules) do
-    paid_after = math.min(paid_after, idle_after(rule, cells[i]))
+    used = math.min(used, in_use(rule, cells[i]))
   end
-  least, reset_after = longest == 0 and taken or 0, paid_after
+  least, reset_after = longest == 0 and taken or 0, used
 end
 return string.format('%d %d %.17g %.17g %.17g',
   longest == 0 and 1 or 0, index - 1, least, longest, math.max(reset_after, longest))

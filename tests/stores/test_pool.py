@@ -111,7 +111,7 @@ def dribbling(connection: socket.socket) -> None:
 def deaf(connection: socket.socket) -> None:
     """Never reads: what is sent to it fills the buffers and stays there."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    time.sleep(0.5)
+    time.sleep(0.5)  # longer than the caller's deadline, which is real
 
 
 @pytest.mark.parametrize(("behave", "size"), [(silent, 1), (dribbling, 1), (deaf, 20_000_000)])

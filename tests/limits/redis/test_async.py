@@ -205,24 +205,24 @@ def test_no_call_waits_longer_than_the_time_out_while_redis_is_stopped_killed_an
                     took.append(time.monotonic() - start)
                     await asyncio.sleep(0.002)
 
-            async def until(*states: str) -> None:
+            async def until(*states: str, calls: int = 0) -> None:
                 async with asyncio.timeout(10):
-                    while keyed.metrics.state not in states:  # noqa: ASYNC110  nobody tells
+                    while keyed.metrics.state not in states or keyed.metrics.calls < calls:  # noqa: ASYNC110  nobody tells
                         await asyncio.sleep(0.005)
 
             async def sleep() -> None:
                 """What the machine adds to a wait, it adds to this one too."""
                 while not done.is_set():
                     start = time.monotonic()
-                    await asyncio.sleep(0.1)
+                    await asyncio.sleep(0.1)  # the time-out itself, in real time like theirs
                     overslept.append(time.monotonic() - start - 0.1)
 
             workers = [asyncio.create_task(work()) for _ in range(20)]
             workers.append(asyncio.create_task(sleep()))
-            await asyncio.sleep(0.1)
+            await until("redis", calls=100)
             redis_server.stop()
             await until("local", "probing")
-            await asyncio.sleep(0.3)
+            await until("local", "probing", calls=keyed.metrics.calls + 1_000)
             redis_server.cont()
             await until("redis")
             redis_server.kill()

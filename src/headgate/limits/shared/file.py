@@ -28,7 +28,7 @@ from pathlib import Path
 
 from headgate.errors import ConfigError
 
-__all__ = ["MAGIC", "SharedFile", "path_of", "remove"]
+__all__ = ["MAGIC", "SharedFile", "is_foreign", "path_of", "remove", "wait_for"]
 
 MAGIC = b"HEADGATE"  # the first bytes of every such file
 

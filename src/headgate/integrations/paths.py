@@ -8,10 +8,10 @@
     None               every path
 
 What must not happen is that a request reaches a view and not its rule. So paths are
-compared more loosely than any framework routes: case does not count, nor do slashes that
-are doubled or trailing, nor a line's end. `//API/` falls under a rule for `/api`, whether or not the
-framework would take it there; a rule may thus count a request that ends in a 404, which
-does no harm. Nothing is decoded here: the path comes decoded once, as the framework
+compared more loosely than frameworks route: case does not count, nor do slashes that are
+doubled or trailing, nor a line's end. `//API/` falls under a rule for `/api`, whether or
+not the framework would take it there; a rule may thus count a request that ends in a 404,
+which does no harm. Nothing is decoded here: the path comes decoded once, as the framework
 routes it, so `/api%2Fx` is `/api/x` for both, and `/api%252Fx` for neither.
 """
 

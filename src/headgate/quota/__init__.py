@@ -1,0 +1,1 @@
+"""Many nodes, one coordinator."""

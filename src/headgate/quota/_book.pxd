@@ -87,5 +87,4 @@ cdef class Book:
         double held,
     ) except -1
     cdef int _assign(self, int number, long long slot) except -1
-    cdef int _push(self, int node, long long slot, int bucket, float amount, float safe) except -1 nogil
     cdef int _tidy(self, int number, long long slot) except -1

@@ -60,6 +60,12 @@ cdef extern from *:
     const double WHOLE_REQUESTS
     const Py_ssize_t HISTORY_NUMBERS, GIVEN_NUMBERS
 
+cdef extern from *:
+    """
+    #define ahead(address) __builtin_prefetch((address), 1)
+    """
+    void ahead(void *address) noexcept nogil
+
 cdef enum:
     FAIR = 0
     CLASSIC = 1
@@ -401,12 +407,16 @@ cdef class Book:
     def assign(self, long long slot):
         """Give out the quota of the next slot, in all buckets that have a limit."""
         cdef Py_ssize_t number, forgotten = 0
+        cdef int line
         if slot <= self.assigned:
             return
         if slot > self.assigned + 4:
             self._release_all()
         self._begin_outs(slot)
         for number in range(self.count):
+            if number + 1 < self.count:
+                for line in range(8):
+                    ahead(<char *> self.buckets[number + 1].cells + 64 * line)
             if self.buckets[number].count and self.buckets[number].rate >= 0.0:
                 self._assign(<int> number, slot)
         self.assigned = slot
@@ -457,10 +467,14 @@ cdef class Book:
         cdef Bucket *bucket = &self.buckets[number]
         cdef Cell *cell
         cdef Wish *wishes
-        cdef int i, node, lead
-        cdef long long reported
-        cdef double outstanding = 0.0, available, budget, total = 0.0, request, whole, saved = 0.0
-        cdef double units, units_left, gathered = 0.0, amount
+        cdef Out *out
+        cdef Out *outs = self.outs
+        cdef const long long *reported_by = self.nodes.reported
+        cdef const int *lead = self.nodes.lead
+        cdef int i
+        cdef long long first = self.first, reported, target
+        cdef double outstanding = 0.0, available, budget, amount, total = 0.0, in_parts = 0.0
+        cdef double request, per_request, whole, requests_left, wanted, given, gathered = 0.0, safe_part
         if bucket.count > self.wishes_room:
             wishes = <Wish *> realloc(self.wishes, 2 * bucket.count * sizeof(Wish))
             if wishes == NULL:
@@ -471,19 +485,20 @@ cdef class Book:
         _refill(bucket, slot)
         for i in range(bucket.count):
             cell = &bucket.cells[i]
-            reported = self.nodes.reported[cell.node]
-            wishes[i].consumed = cell.last_consumed
-            wishes[i].rejected = cell.last_rejected
-            wishes[i].age = slot - 1 - (self.first + cell.listed - 1)
+            reported = reported_by[cell.node]
+            if self.kind != FAIR:
+                wishes[i].consumed = cell.last_consumed
+                wishes[i].rejected = cell.last_rejected
+                wishes[i].age = slot - first - cell.listed
             if slot - reported >= GONE_SLOTS:
                 wishes[i].demand = -1.0
                 memset(cell.promised, 0, 4 * sizeof(float))
                 continue
-            outstanding += cell.held + _promised(cell, reported, slot - 1 + self.nodes.lead[cell.node])
-            if cell.demand == <float> INFINITY:
-                if self.first + cell.asked - 1 <= reported:
-                    cell.demand = 0.0
-            elif self.first + cell.listed - 1 < reported:
+            outstanding += cell.held + _promised(cell, reported, slot - 1 + lead[cell.node])
+            # Not a word of it in the last report, or in that of the slot in which it was asked for.
+            if first + cell.listed <= reported and (
+                cell.demand != <float> INFINITY or first + cell.asked <= reported + 1
+            ):
                 cell.demand = 0.0
             wishes[i].demand = cell.demand
         available = bucket.level + bucket.rate - outstanding
@@ -505,30 +520,36 @@ cdef class Book:
             if wishes[i].demand >= 0.0:
                 total += wishes[i].share
                 if self.kind != CLASSIC and wishes[i].share >= whole:
-                    saved += wishes[i].share
-        units_left = floor((budget - saved) / request + SLACK)
+                    in_parts += wishes[i].share
+        requests_left = floor((budget - in_parts) / request + SLACK)
+        per_request = 1.0 / request
+        safe_part = bucket.rate / total if total > 0.0 else 0.0
         for i in range(bucket.count):
             if wishes[i].demand < 0.0:
                 continue
             cell = &bucket.cells[i]
             amount = wishes[i].share
-            if total > 0.0:
-                cell.safe = <float> (bucket.rate * amount / total)
-            if self.kind != CLASSIC and amount < whole:
-                units = amount / request + cell.carry
-                gathered += units
-                amount = 0.0
-                if gathered >= 1.0 - SLACK and units_left >= 1.0:
-                    amount = min(floor(gathered + SLACK), units_left)
-                    gathered -= amount
-                    units_left -= amount
-                units -= amount
-                cell.carry = <float> max(-4.0, min(4.0, units))
-                amount *= request
-            node = cell.node
-            lead = self.nodes.lead[node]
-            cell.promised[(slot + lead) & 3] = <float> amount
-            self._push(node, slot + lead, number, <float> amount, cell.safe)
+            if safe_part > 0.0:
+                cell.safe = <float> (amount * safe_part)
+            if amount < whole and self.kind != CLASSIC:
+                # Whole requests go to the cell at which the parts so far make up one.
+                wanted = amount * per_request + cell.carry
+                gathered += wanted
+                given = 0.0
+                if gathered >= 1.0 - SLACK and requests_left >= 1.0:
+                    given = min(floor(gathered + SLACK), requests_left)
+                    gathered -= given
+                    requests_left -= given
+                cell.carry = <float> max(-4.0, min(4.0, wanted - given))
+                amount = given * request
+            target = slot + lead[cell.node]
+            cell.promised[target & 3] = <float> amount
+            out = &outs[2 * cell.node + (target & 1)]
+            if out.count == out.room:
+                _grow(out)
+            out.given[out.count] = Given(number, <float> amount, cell.safe)
+            ahead(&out.given[out.count + 12])
+            out.count += 1
         return 0
 
     def _ask_rule(self, int number, double budget, double available):
@@ -571,22 +592,6 @@ cdef class Book:
             target = slot + self.nodes.lead[i]
             self.outs[2 * i + (target & 1)].slot = target
             self.outs[2 * i + (target & 1)].count = 0
-
-    cdef int _push(self, int node, long long slot, int bucket, float amount, float safe) except -1 nogil:
-        cdef Out *out = &self.outs[2 * node + (slot & 1)]
-        cdef Given *grown
-        cdef Py_ssize_t room
-        if out.count == out.room:
-            room = out.room + max(8, out.room // 4)
-            grown = <Given *> realloc(out.given, room * sizeof(Given))
-            if grown == NULL:
-                with gil:
-                    raise MemoryError
-            out.given = grown
-            out.room = room
-        out.given[out.count] = Given(bucket, amount, safe)
-        out.count += 1
-        return 0
 
     cdef int _tidy(self, int number, long long slot) except -1:
         """Forget cells that were silent for long, and the bucket when it is full and has none."""
@@ -652,6 +657,7 @@ cdef class Book:
         cdef int node = self.nodes.number_of(node_id), number, day = self._day(slot)
         cdef Bucket *bucket
         cdef Cell *cell
+        cdef Out *out
         cdef long long last, target
         cdef double available, amount
         cdef bint again
@@ -676,7 +682,11 @@ cdef class Book:
                     cell.promised[target & 3] += <float> amount
                 result.append((target, resource, cell.promised[target & 3], cell.safe))
                 if 2 * node + 1 < self.outs_room and self.outs[2 * node + (target & 1)].slot == target:
-                    self._push(node, target, number, cell.promised[target & 3], cell.safe)
+                    out = &self.outs[2 * node + (target & 1)]
+                    if out.count == out.room:
+                        _grow(out)
+                    out.given[out.count] = Given(number, cell.promised[target & 3], cell.safe)
+                    out.count += 1
         return result
 
     cdef double _outstanding(self, Bucket *bucket, long long last):
@@ -800,6 +810,16 @@ cdef class Book:
                 memmove(&bucket.cells[i], &bucket.cells[i + 1], (bucket.count - i - 1) * sizeof(Cell))
                 bucket.count -= 1
                 self.cells -= 1
+
+
+cdef int _grow(Out *out) except -1:
+    cdef Py_ssize_t room = out.room + max(8, out.room // 4)
+    cdef Given *grown = <Given *> realloc(out.given, room * sizeof(Given))
+    if grown == NULL:
+        raise MemoryError
+    out.given = grown
+    out.room = room
+    return 0
 
 
 cdef inline int _position(Bucket *bucket, int node) noexcept nogil:

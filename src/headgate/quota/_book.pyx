@@ -46,7 +46,7 @@ cdef extern from *:
     /* What no report has mentioned for so many slots is forgotten. */
     #define FORGET_SLOTS 60
     /* Shares of fewer requests than this are given in whole requests. */
-    #define WHOLE_REQUESTS 16
+    #define WHOLE_REQUESTS 256
     /* Beside its burst, a bucket may hold one request and what comes in while a promise that
        was not used is on its way back. */
     #define ROUND_TRIP_SLOTS 3
@@ -75,7 +75,7 @@ cdef enum:
 
 CELL_SIZE = sizeof(Cell)
 
-cdef double SLACK = 1e-9  # sums of fractions may fall short of a whole by so little
+cdef double SLACK = 1e-5  # sums of fractions may fall short of a whole by so little
 
 
 cdef class Sums:
@@ -179,10 +179,8 @@ cdef class Book:
             self.kind = FAIR
         elif rule == "classic":
             self.kind = CLASSIC
-        elif callable(rule):
-            self.kind = GIVEN
         else:
-            raise ValueError(f"assignment must be 'fair', 'classic' or a function, got {rule!r}")
+            self.kind = GIVEN
         self.terms = terms
         self.first = first
         self.assigned = first - 1
@@ -370,7 +368,8 @@ cdef class Book:
             bucket.level = 0.0
             return
         bucket.rate, bucket.capacity, begun = terms
-        bucket.level = min(_ceiling(bucket), bucket.rate * max(1, slot - begun + 1))
+        bucket.slot = max(slot, begun)
+        bucket.level = min(_ceiling(bucket), bucket.rate * (bucket.slot - begun + 1))
 
     cdef Cell *_cell(self, Bucket *bucket, int node) except NULL:
         """The node's cell of a bucket, made when there is none."""
@@ -574,7 +573,7 @@ cdef class Book:
         shares = list(self.rule(user, resource, budget, bucket.rate, wishes))
         if len(shares) != len(wishes):
             raise ValueError(f"the assignment rule gave {len(shares)} shares for {len(wishes)} nodes")
-        if not all(isfinite(share) and share >= 0.0 for share in shares) or sum(shares) > budget * (1 + SLACK):
+        if not all(isfinite(share) and share >= 0.0 for share in shares) or sum(shares) > max(budget, 0.0) * (1.0 + SLACK):
             raise ValueError(f"the assignment rule gave {shares!r} out of {budget!r}")
         given = iter(shares)
         for i in range(bucket.count):

@@ -73,6 +73,10 @@ class Ledger:
     ) -> None:
         if not 0.1 <= slot_seconds <= 3600.0:
             raise ValueError(f"slot_seconds must be from 0.1 to 3600, got {slot_seconds!r}")
+        if assignment not in ("fair", "classic") and not callable(assignment):
+            raise ValueError(
+                f"assignment must be 'fair', 'classic' or a function, got {assignment!r}"
+            )
         if nr_slot < 1:
             raise ValueError(f"nr_slot must be 1 or more, got {nr_slot!r}")
         self.slot_seconds = slot_seconds
@@ -372,6 +376,11 @@ class Ledger:
         """What a bucket holds in a slot. None: no limit, or full and forgotten."""
         book = self._books.get(service)
         return None if book is None else book.level(user, resource, slot)
+
+    def outstanding(self, service: str, user: str, resource: str) -> float:
+        """What is promised of a bucket and not yet reported, and held by running requests."""
+        book = self._books.get(service)
+        return 0.0 if book is None else book.outstanding(user, resource)
 
     def recorded(self, service: str, user: str, resource: str) -> float:
         """All that was booked of a bucket."""

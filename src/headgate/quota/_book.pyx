@@ -504,6 +504,10 @@ cdef class Book:
             ):
                 cell.demand = 0.0
             wishes[i].demand = cell.demand
+            if slot - first - max(cell.listed, cell.asked) >= FORGET_SLOTS - ROUND_TRIP_SLOTS:
+                # It is about to be forgotten, and a promise must not be forgotten with it.
+                wishes[i].demand = -1.0
+                cell.promised[(slot + lead[cell.node]) & 3] = 0.0
         available = bucket.level + bucket.rate - outstanding
         request = _request(bucket)
         budget = available

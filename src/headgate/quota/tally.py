@@ -165,16 +165,16 @@ class Tally:
             self.starts = Cell("requests", is_start=True)
         return self.starts
 
-    def grow(self, slots: int, fraction: float) -> None:
+    def grow(self, slots: int, start: float) -> None:
         """Add the shares of `slots` slots to the credit.
 
-        A user who has no credit yet starts with `fraction` of a request and one slot's share.
+        A user who has no credit yet starts with the part `start` of a request and one slot's share.
         """
         for cell, share in self.limits:
             added = share * slots
             if not cell.has_credit:
                 cell.has_credit = True
-                cell.credit = fraction * cell.mean
+                cell.credit = start * cell.mean
                 added = share
             if added > 0.0:
                 cell.credit = min(cell.credit + added, max(share, cell.mean))

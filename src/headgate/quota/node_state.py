@@ -18,9 +18,10 @@ Rules that are kept here:
 - All resources of a request agree, or none is charged. A refusal is counted for each resource
   that was short; those that were not get no demand that the short one would hold back anyway.
 - A Quota's amount is for the slot in all. What a newcomer took before it came is part of it.
-- A share without a fresh Quota is credit: it grows by the share in each slot, up to the larger
-  of the share and one request. It starts at a fraction of a request that is a hash of node and
-  user, so that nodes with a 64th of a request each do not all pass in the 64th slot.
+- A share without a fresh Quota is credit: it grows by the share in each slot; what piles up
+  unused is at most the larger of the share and one request. It starts at a fraction of a
+  request that is a hash of node and user, so that nodes with a 64th of a request each do not
+  all pass in the 64th slot.
 - Slot numbers do not go back. When the leader's clock does, the slot holds until the clock has
   caught up; the windows of the node go on meanwhile as if no Quota came.
 
@@ -207,7 +208,8 @@ class NodeState:
         users = self._users.setdefault(service, {})
         tally = users.get(user)
         if tally is None:
-            tally = users[user] = Tally(service, user, self._window)
+            start = fraction(self.node_id, service, user)
+            tally = users[user] = Tally(service, user, self._window, start)
             self._count += 1
             self._book.mark(tally)  # so that it is forgotten again, whatever comes of it
         return tally
@@ -231,8 +233,7 @@ class NodeState:
         if tally.is_free:
             tally.lots.clear()
         elif tally.is_credit:
-            start = fraction(self.node_id, tally.service, tally.name)
-            tally.grow(elapsed if was_credit else min(elapsed, 1), start)
+            tally.grow(elapsed if was_credit else min(elapsed, 1))
 
     def _find(self, tally: Tally) -> tuple[str, list[tuple[Cell, float]]]:
         state, shares = self._hands.find(tally.service, tally.name)

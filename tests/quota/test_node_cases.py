@@ -4,6 +4,7 @@ How to read the table is said in docs/node.md. A node in another language has a 
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,14 @@ def test_the_node_does_what_the_table_says(case: dict[str, Any]) -> None:
         for _ in range(step.get("times", 1)):
             done = _do(node, step)
             assert done == step.get("expect"), f"step {place}: {step}"
+
+
+def test_every_row_and_rule_of_the_page_has_a_case() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "node.md").read_text()
+    table = page[page.index("| row | state | event") : page.index("The other rows")]
+    rows = set(re.findall(r"^\| ([a-z-]+) \|", table, re.MULTILINE)) - {"row"}
+    rules = re.search(r"The other rows that the cases name are rules: (.*)\.", page)
+    assert rules is not None
+    named = rows | set(re.findall(r"`(.*?)`", rules[1]))
+    assert named == {move for case in _CASES for move in case["moves"]}
+    assert len(rows) == 14

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.quota.node_state import NodeState
 from headgate.quota.protocol import Ack, Line, Quota, Report, ServiceQuota, Share
+from headgate.quota.tally import Cell
 from headgate.quota.throttled import Throttled
 
 _CENTRALS = ("c1", "c2")
@@ -184,6 +185,16 @@ def test_settled_catches_up_when_acks_are_late_by_many_reports() -> None:
             node.receive(slot + 0.3, "c1", _ack(sent[-13], slot + 0.3))
     line = _reports(node, 60.2)["c1"].lines["front"]["ann"]["reads"]
     assert 59 - 25 <= line.settled <= 59 - 12
+
+
+def test_without_acks_a_cell_keeps_only_a_few_notes() -> None:
+    cell = Cell("reads")
+    for sequence in range(1, 1001):
+        cell.consumed += 1.0
+        cell.changed = sequence
+        cell.note(sequence)
+    assert len(cell.notes) <= 4
+    assert [cell.settle(sequence) for sequence in (2, 999, 1000)] == [2.0, 3.0, 1000.0]
 
 
 def test_users_who_have_gone_are_forgotten_and_their_totals_begin_again() -> None:

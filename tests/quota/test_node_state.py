@@ -250,6 +250,23 @@ def test_at_the_cap_new_users_share_and_nobody_gets_more() -> None:
     assert len(node.status(0.2).users["front"]) <= 10 + 256
 
 
+def test_users_who_share_a_tally_are_not_free() -> None:
+    node = _node(max_users=1)
+    spare = {f"~{number}": {} for number in range(256)}
+    node.throttle(0.0, "front", "ann")
+    node.receive(0.0, "c1", _quota(1000, spare, time=1000.0))
+    assert node.offer(0.1, "front", "bob", {"reads": 1.0}, 1000) == 10
+
+
+def test_of_very_many_free_users_the_oldest_ask_again() -> None:
+    node = _node()
+    free: dict[str, dict[str, Share]] = {f"user-{number}": {} for number in range(100_001)}
+    node.receive(0.0, "c1", _quota(1000, free, {"reads": 1.0}, 1000.0))
+    assert node.state(0.1, "front", "user-0") == "newcomer"
+    assert node.state(0.1, "front", "user-1") == "free"
+    assert node.state(0.1, "front", "user-100000") == "free"
+
+
 def test_a_flood_of_reservations_is_a_few_numbers() -> None:
     node = _node()
     node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": Share(1e9, 1.0)}}, time=1000.0))

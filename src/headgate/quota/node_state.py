@@ -279,7 +279,7 @@ class NodeState:
         slot_seconds = self._clock.slot_seconds
         lived = math.floor((now - self._begin) / slot_seconds) + 1
         if now >= self._clock.begin(self._slot + 1):
-            slot = max(self._clock.slot(now), self._slot + 1)
+            slot = max(self._clock.slot(now), self._slot + 1)  # whatever rounding says
             # A clock that leaps ahead mints no credit for time that nobody lived.
             windows = min(slot - self._slot, max(lived, 1))
             self._slot = slot

@@ -125,8 +125,6 @@ class NodeState:
         self._spread = fraction(self.node_id) * _SPREAD * slot_seconds
         self._hands.turn(self._slot, 0)
 
-    # --- requests -------------------------------------------------------------------------
-
     def throttle(
         self, now: float, service: str, user: str, expect: Mapping[str, float] | None = None
     ) -> Throttled | None:
@@ -272,8 +270,6 @@ class NodeState:
             tally.asked = self._window
             self._asking.setdefault(tally.service, {})[tally.name] = None
 
-    # --- time -----------------------------------------------------------------------------
-
     def _turn(self, now: float) -> None:
         """A new window has begun."""
         slot_seconds = self._clock.slot_seconds
@@ -314,8 +310,6 @@ class NodeState:
         self._set_turn_at()
         if now >= self._turn_at:
             self._turn(now)
-
-    # --- messages -------------------------------------------------------------------------
 
     def receive(self, now: float, central: str, message: Ack | Quota) -> None:
         """`message` has come from `central`."""

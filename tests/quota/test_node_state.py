@@ -153,17 +153,18 @@ def test_settled_is_never_more_than_leaders_have_booked(seed: int) -> None:
     for slot in range(1, 40):
         now = float(slot)
         node.consume(now, "front", "ann", {"reads": 1.0})
-        total += 1.0
-        report = _reports(node, now + 0.2)["c1"]
+        report = _reports(node, now + 0.2)["c1"]  # it tells of the slots before this one
         line = report.lines.get("front", {}).get("ann", {}).get("reads")
         if line is not None:
             assert line.consumed == total
             assert line.settled <= booked
         if chance.random() < 0.1:
             epoch += 1
+        told = total
+        total += 1.0
         leads, at = chance.random() < 0.7, now + 0.3
         under_way.append(
-            lambda report=report, total=total, leads=leads, epoch=epoch, at=at: deliver(  # type: ignore[misc]
+            lambda report=report, total=told, leads=leads, epoch=epoch, at=at: deliver(  # type: ignore[misc]
                 report, total, leads, epoch, at
             )
         )

@@ -87,7 +87,7 @@ class CentralState:
             self.leads,
             self.epoch,
             message.boot,
-            message.sequence,
+            self.ledger.booked(message.node, message.boot),
             message.sent,
             self.time(now),
         )

@@ -149,12 +149,15 @@ class Ledger:
     # Booking
 
     def book(self, slot: int, report: Report) -> bool:
-        """Book a report that has come in in `slot`. False: it was known already."""
+        """Book a report that has come in in `slot`.
+
+        False: it was known already, or it takes for granted what is not booked here.
+        """
         self._begin(slot)
         known = self._known.get(report.node)
         if known is not None and known.boot == report.boot:
             known.seen = max(known.seen, slot)
-            if report.sequence <= known.sequence:
+            if report.sequence <= known.sequence or report.since > known.sequence:
                 return False
             covered = max(1, report.slot - known.slot)
             known.sequence = report.sequence
@@ -179,6 +182,11 @@ class Ledger:
                 usage = self._books[name].record(report.node, reported, covered, not first, users)
                 self._guarded(name, self._services[name].consume, reported, usage)
         return True
+
+    def booked(self, node: str, boot: int) -> int:
+        """The sequence up to which a boot of a node is booked; 0: nothing is."""
+        known = self._known.get(node)
+        return known.sequence if known is not None and known.boot == boot else 0
 
     def book_classic(
         self,

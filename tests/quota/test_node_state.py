@@ -152,7 +152,6 @@ def test_settled_is_never_more_than_leaders_have_booked(seed: int) -> None:
     total = 0.0
     for slot in range(1, 40):
         now = float(slot)
-        node.consume(now, "front", "ann", {"reads": 1.0})
         report = _reports(node, now + 0.2)["c1"]  # it tells of the slots before this one
         line = report.lines.get("front", {}).get("ann", {}).get("reads")
         if line is not None:
@@ -161,6 +160,7 @@ def test_settled_is_never_more_than_leaders_have_booked(seed: int) -> None:
         if chance.random() < 0.1:
             epoch += 1
         told = total
+        node.consume(now + 0.2, "front", "ann", {"reads": 1.0})
         total += 1.0
         leads, at = chance.random() < 0.7, now + 0.3
         under_way.append(

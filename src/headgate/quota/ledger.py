@@ -181,6 +181,9 @@ class Ledger:
             if name in self._books:
                 usage = self._books[name].record(report.node, reported, covered, not first, users)
                 self._guarded(name, self._services[name].consume, reported, usage)
+        if report.leaving:
+            for book in self._books.values():
+                book.release(report.node)
         return True
 
     def booked(self, node: str, boot: int) -> int:
@@ -341,9 +344,12 @@ class Ledger:
         """How many nodes take part, as far as is known in `slot`."""
         return max(1, len(self.live_nodes(slot)))
 
+    def is_live(self, node: str, slot: int) -> bool:
+        return node in self._nodes and slot - self._nodes.reported_of(node) < GONE_SLOTS
+
     def live_nodes(self, slot: int) -> list[str]:
         """The nodes that have not missed more reports than may happen."""
-        return [node for node in self._known if slot - self._nodes.reported_of(node) < GONE_SLOTS]
+        return [node for node in self._known if self.is_live(node, slot)]
 
     @property
     def services(self) -> list[str]:

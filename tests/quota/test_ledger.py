@@ -244,6 +244,13 @@ def test_a_node_that_lost_its_counters_begins_again() -> None:
     assert ledger.recorded("front", "u", "r") == 80.0
 
 
+def test_a_life_that_began_while_we_were_away_is_booked_as_a_whole() -> None:
+    ledger = Ledger([entry()])
+    ledger.book(START, report("n", 9, START - 1, u=line(50.0)))
+    ledger.book(START + 9, report("n", 8, START + 8, boot=2, u=line(30.0, settled=25.0)))
+    assert ledger.recorded("front", "u", "r") == 80.0
+
+
 def test_a_central_that_knows_nothing_books_what_no_leader_has_acknowledged() -> None:
     ledger = Ledger([entry()])
     ledger.book(START, report("n", 500, START - 1, u=line(9000.0, settled=8990.0)))

@@ -49,7 +49,8 @@ class Book:
         node_id: str,
         slot: int,
         slots: int,
-        known: bool,
+        is_known: bool,
+        is_reborn: bool,
         lines: dict[str, dict[str, Line]],
     ) -> Usage: ...
     def record_slot(

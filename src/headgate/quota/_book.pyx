@@ -208,11 +208,20 @@ cdef class Book:
 
     # Booking
 
-    def record(self, str node_id not None, long long slot, int slots, bint known, dict lines not None):
+    def record(
+        self,
+        str node_id not None,
+        long long slot,
+        int slots,
+        bint is_known,
+        bint is_reborn,
+        dict lines not None,
+    ):
         """Bring the totals of a node up to a report, and tell what is new in it.
 
-        `slots` is how many slots it covers. `known`: the report before it is in the book, so
-        that a cell without a total has none because it is new.
+        `slots` is how many slots it covers. Of a cell that has no total yet, what no leader has
+        acknowledged is new; and all of it, if the node is reborn (we knew its last life, so that
+        this one began in our time). `is_known`: the report before it is in the book.
         """
         cdef int node = self.nodes.number_of(node_id), number, day = self._day(slot)
         cdef double consumed, settled, held, new
@@ -232,9 +241,9 @@ cdef class Book:
                 number = self._number_of(user, resource, slot)
                 cell = self._cell(&self.buckets[number], node)
                 if cell.listed == 0 or day - cell.listed > FORGET_SLOTS:
-                    new = consumed - settled
-                    refused = rejected if known else 0
-                    served = requests if known else 0
+                    new = consumed if is_reborn else consumed - settled
+                    refused = rejected if is_known or is_reborn else 0
+                    served = requests if is_known or is_reborn else 0
                 else:
                     new = max(0.0, consumed - cell.consumed)
                     refused = rejected - cell.rejected

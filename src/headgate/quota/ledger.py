@@ -157,22 +157,21 @@ class Ledger:
         """
         self._begin(slot)
         known = self._known.get(report.node)
-        if known is not None and known.boot == report.boot:
+        is_known = known is not None and known.boot == report.boot
+        is_reborn = known is not None and known.boot < report.boot
+        if known is not None and is_known:
             known.seen = max(known.seen, slot)
             if report.sequence <= known.sequence or report.since > known.sequence:
                 return False
             covered = max(1, report.slot - known.slot)
             known.sequence = report.sequence
-        elif known is not None and report.boot < known.boot:
+        elif known is not None and not is_reborn:
             return False
-        else:
-            if known is not None:
-                self._drop_cells(report.node)
-            known = None
-            covered = 1
         reported = min(report.slot, slot)
-        first = known is None
-        if known is None:
+        if known is None or is_reborn:
+            covered = 1
+            if is_reborn:
+                self._drop_cells(report.node)
             known = self._known[report.node] = KnownNode(
                 report.boot, report.sequence, reported, slot
             )
@@ -181,7 +180,9 @@ class Ledger:
         self._note_reported(reported, report.node)
         for name, users in report.lines.items():
             if name in self._books:
-                usage = self._books[name].record(report.node, reported, covered, not first, users)
+                usage = self._books[name].record(
+                    report.node, reported, covered, is_known, is_reborn, users
+                )
                 self._guarded(name, self._services[name].consume, reported, usage)
         if report.leaving:
             for book in self._books.values():

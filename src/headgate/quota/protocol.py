@@ -14,7 +14,8 @@ Nothing here is hurt by loss, doubling or reordering:
 - A central that has booked less than a report takes for granted (it was restored from an older
   snapshot) does not book it; its Ack says how far it is, and the next report begins there.
 - A total that the central knows nothing of (it is new, or has forgotten an idle user) is
-  booked as `consumed - settled`: what no leader has acknowledged so far.
+  booked as `consumed - settled`: what no leader has acknowledged so far. If it knew an earlier
+  boot of the node, the whole of `consumed` is new to it.
 - An Ask books nothing. A Quota says how much a slot may take in all, not how much more.
 - A node ignores a Quota of a lower epoch than the highest it has seen.
 

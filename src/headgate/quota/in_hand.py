@@ -1,0 +1,204 @@
+"""The quotas that a node has in hand: what is a user's share in this slot, and how good is it?
+
+    fresh      a Quota for this very slot names the user
+    reused     the newest one that names him is 1 to `lease` slots old: its amounts once more
+    safe       it is older: his safe share, as credit
+    newcomer   the newest whole Quota knows the service but not the user: newcomers' share
+    free       a Quota of this version of the limits gave him no shares: he has no limit
+    fallback   nobody has told anything of the service: the node's own rate
+
+Rules: a Quota of a lower epoch than the highest seen is not let in (`NodeState` sees to that).
+A whole Quota replaces what was said of its slot before, another amends single users. Messages
+overtake each other; of two words on one user and slot the one of the higher (epoch, time)
+counts. An amendment for a slot whose whole Quota was lost names its users; the others go on with
+the Quota before. Free users are remembered until `version` changes, and no more than
+`_MOST_FREE` of them for each service: who is dropped from there asks again.
+
+Amounts are units per slot.
+"""
+
+from collections.abc import Sequence
+
+from headgate.quota.protocol import Quota, Share
+
+__all__ = ["FALLBACK", "FREE", "FRESH", "NEWCOMER", "REUSED", "SAFE", "QuotasInHand"]
+
+FRESH = "fresh"
+REUSED = "reused"
+SAFE = "safe"
+NEWCOMER = "newcomer"
+FREE = "free"
+FALLBACK = "fallback"
+
+_MOST_FREE = 100_000
+# Quotas come one slot ahead. A few more may be kept; a wild slot number must fill no memory.
+_AHEAD = 8
+
+_Stamp = tuple[int, float]  # epoch, time
+_NEVER: _Stamp = (-1, 0.0)
+
+
+class _Hand:
+    """What is known of one slot."""
+
+    __slots__ = ("amended", "newcomers", "slot", "users", "whole")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.whole: _Stamp | None = None
+        self.users: dict[str, dict[str, dict[str, Share]]] = {}
+        self.newcomers: dict[str, dict[str, float]] = {}
+        self.amended: dict[tuple[str, str], _Stamp] = {}
+
+
+class QuotasInHand:
+    """The quotas of this slot, of the coming ones, and of the newest before."""
+
+    def __init__(self, lease: int) -> None:
+        self._lease = lease
+        self._hands: dict[int, _Hand] = {}
+        self._usable: list[_Hand] = []  # of this slot and before, newest first
+        self._slot = 0
+        self._held = 0
+        self._free: dict[str, dict[str, None]] = {}
+        self._version: int | None = None
+        self._newest = _NEVER
+        self.nodes = 0
+
+    @property
+    def newest_slot(self) -> int | None:
+        """The slot of the newest Quota that is in use."""
+        return self._usable[0].slot if self._usable else None
+
+    @property
+    def age(self) -> int | None:
+        """Slots since the newest Quota in use was fresh."""
+        return None if not self._usable else self._slot + self._held - self._usable[0].slot
+
+    def turn(self, slot: int, held: int) -> None:
+        """It is `slot` now, for the `held`-th time again if the leader's clock went back."""
+        self._slot = slot
+        self._held = held
+        self._prune()
+
+    def is_free(self, service: str, user: str) -> bool:
+        free = self._free.get(service)
+        return free is not None and user in free
+
+    def receive(self, quota: Quota) -> bool:
+        """Take `quota` in. Whether it may change what holds in this slot."""
+        stamp = (quota.epoch, quota.time)
+        turned = self._take_version(quota, stamp)
+        slot = quota.slot
+        if slot > self._slot + _AHEAD or (self._usable and slot < self._oldest_needed()):
+            return turned
+        hand = self._hands.get(slot)
+        if hand is None:
+            hand = _Hand(slot)
+        if quota.whole:
+            if hand.whole is not None and stamp <= hand.whole:
+                return turned
+            hand = self._replaced(hand, quota, stamp)
+        elif hand.whole is not None and stamp < hand.whole:
+            return turned
+        else:
+            self._amend(hand, quota, stamp)
+        self._hands[slot] = hand
+        self._prune()
+        return turned or slot <= self._slot
+
+    def find(self, service: str, user: str) -> tuple[str, Sequence[tuple[str, float]]]:
+        """The state of a user and what he may take of each limited resource in this slot."""
+        if self.is_free(service, user):
+            return FREE, ()
+        newcomers: dict[str, float] = {}
+        for hand in self._usable:
+            users = hand.users.get(service)
+            if users is not None:
+                shares = users.get(user)
+                if shares:
+                    return self._share(hand, shares)
+                newcomers = newcomers or hand.newcomers[service]
+            if hand.whole is not None:
+                break
+        if newcomers:
+            return NEWCOMER, tuple(newcomers.items())
+        return FALLBACK, ()
+
+    def _share(
+        self, hand: _Hand, shares: dict[str, Share]
+    ) -> tuple[str, Sequence[tuple[str, float]]]:
+        age = self._slot + self._held - hand.slot
+        if age > self._lease:
+            return SAFE, [(resource, share.safe) for resource, share in shares.items()]
+        state = FRESH if age == 0 else REUSED
+        return state, [(resource, share.amount) for resource, share in shares.items()]
+
+    def _take_version(self, quota: Quota, stamp: _Stamp) -> bool:
+        """Forget and learn who is free. A message that was overtaken says nothing new of it."""
+        changed = False
+        if stamp >= self._newest:
+            self._newest = stamp
+            self.nodes = quota.nodes
+            if quota.version != self._version:
+                self._version = quota.version
+                changed = bool(self._free)
+                self._free.clear()
+        elif quota.version != self._version:
+            return False
+        for service, part in quota.services.items():
+            free = self._free.get(service)
+            for user, shares in part.users.items():
+                if not shares:
+                    if free is None:
+                        free = self._free[service] = {}
+                    elif user in free:
+                        continue
+                    elif len(free) >= _MOST_FREE:
+                        del free[next(iter(free))]
+                    free[user] = None
+                    changed = True
+                elif free and user in free:
+                    del free[user]
+                    changed = True
+        return changed
+
+    def _replaced(self, old: _Hand, quota: Quota, stamp: _Stamp) -> _Hand:
+        hand = _Hand(quota.slot)
+        hand.whole = stamp
+        for service, part in quota.services.items():
+            hand.users[service] = dict(part.users)
+            hand.newcomers[service] = part.newcomers
+        for key, amended in old.amended.items():
+            if amended >= stamp:  # the answer to an Ask overtook the whole Quota
+                service, user = key
+                hand.amended[key] = amended
+                hand.users.setdefault(service, {})[user] = old.users[service][user]
+                hand.newcomers.setdefault(service, old.newcomers[service])
+        return hand
+
+    def _amend(self, hand: _Hand, quota: Quota, stamp: _Stamp) -> None:
+        for service, part in quota.services.items():
+            users = hand.users.setdefault(service, {})
+            hand.newcomers.setdefault(service, part.newcomers)
+            for user, shares in part.users.items():
+                if stamp >= hand.amended.get((service, user), _NEVER):
+                    hand.amended[service, user] = stamp
+                    users[user] = shares
+
+    def _oldest_needed(self) -> int:
+        return self._usable[-1].slot if self._usable[-1].whole is not None else 0
+
+    def _prune(self) -> None:
+        """Keep the newest whole Quota up to this slot, and what came after it."""
+        usable: list[_Hand] = []
+        for slot in sorted((slot for slot in self._hands if slot <= self._slot), reverse=True):
+            hand = self._hands[slot]
+            if usable and usable[-1].whole is not None:
+                del self._hands[slot]
+            elif hand.whole is None and slot < self._slot - self._lease:
+                # Single users of a slot long past: what was whole before it is as good.
+                del self._hands[slot]
+            else:
+                usable.append(hand)
+        self._usable = usable

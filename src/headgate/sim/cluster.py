@@ -82,6 +82,8 @@ class Cluster:
             fault.what == "mishaps" or (fault.disk and fault.what in ("crash", "restart"))
             for fault in scenario.faults
         )
+        if audit is not None:
+            audit.watch(self.tallies)
         for name in scenario.centrals:
             self._add(name, self.centrals)
             self._start_central(name, None)
@@ -116,7 +118,7 @@ class Cluster:
         machine.tally = self.tallies[name, boot] = {}
         process, hear, speak, due = self._system.node(machine, boot, lambda: self.leader)
         if self._audit is not None:
-            self._audit.node_started(name, boot, process)
+            self._audit.node_started(name, boot)
         self._run(machine, (process, self._heard_by_node(name, hear), speak, due))
 
     def _start_central(self, name: str, snapshot: bytes | None) -> None:
@@ -124,7 +126,8 @@ class Cluster:
         running = self._system.central(machine, self.entries, snapshot)
         process, hear, speak, due = running
         if self._audit is not None:
-            self._audit.central_started(name, process, warm=snapshot is not None)
+            slot = math.floor(machine.wall() / self.scenario.slot_seconds)
+            self._audit.central_started(name, process, slot, warm=snapshot is not None)
         self._run(machine, (process, self._heard_by_central(name, hear), speak, due))
 
     def _run(self, machine: Machine, running: Running) -> None:
@@ -140,32 +143,33 @@ class Cluster:
         if deliver is None:
             raise AssertionError(f"{machine.name} sends to {target!r}, which is no machine")
         if self._audit is not None:
-            self._audit.sent(self.world.now, machine.name, target, message)
+            self._audit.sent(machine.name, target, message)
         self.network.send(machine.name, target, _KINDS[type(message)], deliver, message)
 
     def _heard_by_node(self, name: str, hear: Hear) -> Hear:
         audit = self._audit
-        world = self.world
+        machine = self.nodes[name]
+        if audit is None:
+            return hear
 
-        def heard(now: float, source: str, message: Any) -> Iterable[tuple[str, Any]] | None:
-            if audit is not None:
-                audit.node_hears(world.now, name, source, message)
+        def heard(now: float, source: str, message: Any) -> None:
+            audit.node_hears(name, message)
             if self._awaited and type(message) is Quota:
                 self._fresh(name, message)
-            return hear(now, source, message)
+            hear(now, source, message)
+            audit.node_heard(name, machine.process, now, message)
 
         return heard
 
     def _heard_by_central(self, name: str, hear: Hear) -> Hear:
         audit = self._audit
-        world = self.world
         if audit is None:
             return hear
 
         def heard(now: float, source: str, message: Any) -> Iterable[tuple[str, Any]] | None:
-            audit.central_hears(world.now, name, message)
+            audit.central_hears(name, message)
             answers = hear(now, source, message)
-            audit.central_heard(world.now, name, message)
+            audit.central_heard(name, message)
             return answers
 
         return heard
@@ -179,7 +183,7 @@ class Cluster:
         now = machine.now()
         machine.process.lead(now, self.epoch)
         if self._audit is not None:
-            self._audit.leads(self.world.now, name, self.epoch)
+            self._audit.leads(name)
         machine.attend(now)
         if self.epoch > 1:
             hears = self.network.hears
@@ -236,8 +240,6 @@ class Cluster:
     def _follow(self, machine: Machine) -> None:
         if machine.name != self.leader:
             machine.process.follow(machine.now())
-            if self._audit is not None:
-                self._audit.follows(machine.name)
 
     # What befalls them
 
@@ -248,8 +250,6 @@ class Cluster:
         machine.stop()
         if name == self.leader:
             self.leader = None
-        if self._audit is not None:
-            self._audit.stopped(name)
         self._changed(name)
 
     def restart(self, name: str, disk: bool) -> None:
@@ -260,8 +260,6 @@ class Cluster:
         if name in self.nodes:
             if disk:
                 self._run(machine, self._disks[name])
-                if self._audit is not None:
-                    self._audit.node_resumed(name)
             else:
                 self._start_node(name)
         else:
@@ -305,7 +303,7 @@ class Cluster:
     def set_limits(self, entries: Sequence[Entry]) -> None:
         self.entries = entries
         if self._audit is not None:
-            self._audit.limits_changed(self.world.now, entries)
+            self._audit.limits_changed(entries)
         for machine in self.centrals.values():
             if machine.process is not None:
                 machine.process.set_limits(entries)

@@ -129,7 +129,7 @@ class Load:
                 passes = machine.process.throttle(now, service, user) is None
                 if passes:
                     if self._audit is not None:
-                        self._audit.admitted(machine, now, service, user, costs, 1)
+                        self._audit.admitted(machine, now, service, user, costs, 1, ends=False)
                     if duration:
                         machine.later(duration, self._consume, machine, service, user, costs)
                     else:
@@ -144,6 +144,8 @@ class Load:
         self, machine: Machine, service: str, user: str, costs: dict[str, float]
     ) -> None:
         machine.process.consume(machine.now(), service, user, costs)
+        if self._audit is not None:
+            self._audit.consumed(service, user, costs)
         tally = machine.tally
         for resource, amount in costs.items():
             key = (service, user, resource)

@@ -1,0 +1,878 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The book of one service: what was consumed, on which node, and what is promised to it.
+
+A *bucket* belongs to one user and resource; it is refilled by its rate in each slot and holds
+at most its capacity. A *cell* is one bucket on one node. Reports come as cumulative totals and
+are turned into what is new (`record`); the service deducts that from the level (`deduct`),
+and once a slot everything is assigned anew (`assign`).
+
+An assignment in slot s gives out the quota of slot s + 1 (or s + 2, to nodes that fetch their
+quota a slot later). What can be given out of a bucket is
+
+    available = level + the refill of the next slot - promised - held
+
+where *promised* are the amounts given for slots that their nodes have not reported yet (they
+may be spent as we speak), and *held* is what running requests are expected to cost. A report
+takes its slot's promise back and deducts what was really consumed, so a promise that is not
+used returns in full. Because a promise is deducted the moment it is made, everything that is
+ever admitted was in the bucket before: there is nothing to oscillate.
+
+Of what is available, one slot's refill is given out, and half of what was saved beyond it; the
+other half stays for nodes that ask within the slot, and for the slot after. Shares that are
+worth only a few requests are given in whole requests; the fraction is carried in the cell, so
+that small limits go round between the nodes.
+
+A node that has missed two reports gets nothing more and what was promised to it is free again.
+Cells without traffic for a minute, and full buckets without cells, are forgotten, a bounded
+number in each assignment. Slots are whole numbers, amounts are floats in the resource's unit.
+"""
+
+from collections import deque
+
+from libc.math cimport INFINITY, floor, isfinite
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memmove, memset
+
+from headgate.errors import ProtocolError
+from headgate.quota._nodes cimport Nodes
+from headgate.quota._split cimport Wish, classic, fair
+
+cdef extern from *:
+    """
+    /* A node that is so many slots behind has missed two reports: it is taken as gone. */
+    #define GONE_SLOTS 3
+    /* What no report has mentioned for so many slots is forgotten. */
+    #define FORGET_SLOTS 60
+    /* Shares of fewer requests than this are given in whole requests. */
+    #define WHOLE_REQUESTS 16
+    /* Beside its burst, a bucket may hold one request and what comes in while a promise that
+       was not used is on its way back. */
+    #define ROUND_TRIP_SLOTS 3
+    /* Sums of past slots: at most so many numbers of each kind are kept. */
+    #define HISTORY_NUMBERS 4000000
+    /* Quotas of past slots: likewise, of 12 bytes each. */
+    #define GIVEN_NUMBERS 1000000
+    /* Forgetting goes round the buckets once in so many slots, with at most so many at once. */
+    #define TIDY_SLOTS 16
+    #define FORGET_AT_ONCE 10000
+    """
+    const int GONE_SLOTS, FORGET_SLOTS, ROUND_TRIP_SLOTS, TIDY_SLOTS, FORGET_AT_ONCE
+    const double WHOLE_REQUESTS
+    const Py_ssize_t HISTORY_NUMBERS, GIVEN_NUMBERS
+
+cdef extern from *:
+    """
+    #define ahead(address) __builtin_prefetch((address), 1)
+    """
+    void ahead(void *address) noexcept nogil
+
+cdef enum:
+    FAIR = 0
+    CLASSIC = 1
+    GIVEN = 2
+
+cdef double SLACK = 1e-9  # sums of fractions may fall short of a whole by so little
+
+
+cdef class Sums:
+    """What all nodes together consumed and refused in one slot, by bucket."""
+
+    def __cinit__(self, Py_ssize_t room):
+        self.consumed = NULL
+        self.rejected = NULL
+        self.room = 0
+        self.grow(room)
+
+    def grow(self, Py_ssize_t room):
+        cdef double *consumed = <double *> realloc(self.consumed, room * sizeof(double))
+        if consumed == NULL:
+            raise MemoryError
+        self.consumed = consumed
+        cdef double *rejected = <double *> realloc(self.rejected, room * sizeof(double))
+        if rejected == NULL:
+            raise MemoryError
+        self.rejected = rejected
+        memset(self.consumed + self.room, 0, (room - self.room) * sizeof(double))
+        memset(self.rejected + self.room, 0, (room - self.room) * sizeof(double))
+        self.room = room
+
+    def __dealloc__(self):
+        free(self.consumed)
+        free(self.rejected)
+
+
+cdef class Usage:
+    """What is new in one report, for one service: the amounts since the report before it."""
+
+    def __cinit__(self, str node, int slots, Book book):
+        self.node = node
+        self.slots = slots
+        self.book = book
+        self.used = NULL
+        self.count = self.room = 0
+
+    def __dealloc__(self):
+        free(self.used)
+
+    cdef int push(self, int bucket, double consumed, unsigned int rejected, unsigned int requests) except -1:
+        cdef Used *grown
+        if self.count == self.room:
+            grown = <Used *> realloc(self.used, max(8, 2 * self.room) * sizeof(Used))
+            if grown == NULL:
+                raise MemoryError
+            self.used = grown
+            self.room = max(8, 2 * self.room)
+        self.used[self.count] = Used(bucket, consumed, rejected, requests)
+        self.count += 1
+        return 0
+
+    def __len__(self):
+        return self.count
+
+    @property
+    def consumed(self):
+        """user -> resource -> amount"""
+        return self._as_dict(0)
+
+    @property
+    def rejected(self):
+        """user -> resource -> number of requests"""
+        return self._as_dict(1)
+
+    @property
+    def requests(self):
+        """user -> resource -> number of requests that consumed some of it"""
+        return self._as_dict(2)
+
+    def _as_dict(self, int which):
+        cdef Py_ssize_t i
+        result = {}
+        for i in range(self.count):
+            user, resource = self.book.names[self.used[i].bucket]
+            if which == 0:
+                value = self.used[i].consumed
+            elif which == 1:
+                value = self.used[i].rejected
+            else:
+                value = self.used[i].requests
+            if value:
+                result.setdefault(user, {})[resource] = value
+        return result
+
+
+cdef class Book:
+    def __cinit__(self):
+        self.buckets = NULL
+        self.wishes = NULL
+        self.outs = NULL
+        self.count = self.room = self.cells = self.wishes_room = self.outs_room = 0
+
+    def __init__(self, Nodes nodes not None, rule, terms, *, long long first, int nr_slot=60):
+        """`terms(user, resource)` tells a bucket's (rate per slot, capacity, slot since when), or None."""
+        self.nodes = nodes
+        self.rule = rule
+        if rule == "fair":
+            self.kind = FAIR
+        elif rule == "classic":
+            self.kind = CLASSIC
+        elif callable(rule):
+            self.kind = GIVEN
+        else:
+            raise ValueError(f"assignment must be 'fair', 'classic' or a function, got {rule!r}")
+        self.terms = terms
+        self.first = first
+        self.assigned = first - 1
+        self.nr_slot = nr_slot
+        self.users = {}
+        self.names = []
+        self.free = deque()
+        self.sums = {}
+        self.past = {}
+
+    def __dealloc__(self):
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            free(self.buckets[i].cells)
+        free(self.buckets)
+        free(self.wishes)
+        for i in range(self.outs_room):
+            free(self.outs[i].given)
+        free(self.outs)
+
+    def __len__(self):
+        return self.count - len(self.free)
+
+    # Booking
+
+    def record(self, str node_id not None, long long slot, int slots, bint known, dict lines not None):
+        """Bring the totals of a node up to a report, and tell what is new in it.
+
+        `slots` is how many slots it covers. `known`: the report before it is in the book, so
+        that a cell without a total has none because it is new.
+        """
+        cdef int node = self.nodes.number_of(node_id), number, day = self._day(slot)
+        cdef double consumed, settled, held, new
+        cdef unsigned int rejected, requests, refused, served
+        cdef Cell *cell
+        cdef Usage usage = Usage(node_id, slots, self)
+        for user, resources in lines.items():
+            for resource, line in (<dict?> resources).items():
+                consumed, rejected_, requests_, settled, held = line
+                if not (0.0 <= settled <= consumed and isfinite(consumed) and 0.0 <= held and isfinite(held)):
+                    raise ProtocolError(
+                        f"node {node_id!r} reports {line!r} for {user!r} and {resource!r}: expected finite "
+                        "amounts that are not negative, and settled not above consumed"
+                    )
+                rejected = <unsigned int> (<unsigned long long> rejected_)
+                requests = <unsigned int> (<unsigned long long> requests_)
+                number = self._number_of(user, resource, slot)
+                cell = self._cell(&self.buckets[number], node)
+                if cell.listed == 0 or day - cell.listed > FORGET_SLOTS:
+                    new = consumed - settled
+                    refused = rejected if known else 0
+                    served = requests if known else 0
+                else:
+                    new = max(0.0, consumed - cell.consumed)
+                    refused = rejected - cell.rejected
+                    served = requests - cell.requests
+                cell.consumed = consumed
+                cell.rejected = rejected
+                cell.requests = requests
+                self._enter(usage, number, cell, slot, new, refused, served, held)
+        return usage
+
+    def record_slot(
+        self, str node_id not None, long long slot, dict consumption not None, dict rejection not None
+    ):
+        """Book what a classic node counted in one slot, and tell it as usage.
+
+        Such a node sends no totals and does not say how many requests it served.
+        """
+        cdef int node = self.nodes.number_of(node_id), number
+        cdef double consumed
+        cdef long long rejected
+        cdef Cell *cell
+        cdef Usage usage = Usage(node_id, 1, self)
+        for user in {**consumption, **rejection}:
+            amounts = consumption.get(user, {})
+            refusals = rejection.get(user, {})
+            for resource in {**amounts, **refusals}:
+                consumed = amounts.get(resource, 0.0)
+                rejected = <long long> (<double> refusals.get(resource, 0))
+                if not (0.0 <= consumed and isfinite(consumed) and 0 <= rejected < 1 << 31):
+                    raise ProtocolError(
+                        f"node {node_id!r} reports {consumed!r} consumed and {rejected!r} rejected for {user!r} "
+                        f"and {resource!r}: expected finite numbers that are not negative"
+                    )
+                number = self._number_of(user, resource, slot)
+                cell = self._cell(&self.buckets[number], node)
+                cell.consumed += consumed
+                self._enter(usage, number, cell, slot, consumed, <unsigned int> rejected, 0, 0.0)
+        return usage
+
+    cdef int _enter(
+        self,
+        Usage usage,
+        int number,
+        Cell *cell,
+        long long slot,
+        double new,
+        unsigned int refused,
+        unsigned int served,
+        double held,
+    ) except -1:
+        """Note in a cell what is new of it: the mean cost, the demand, the sums of the slot."""
+        cdef Bucket *bucket = &self.buckets[number]
+        cdef double cost, demand, distance
+        cdef Sums sums
+        cell.listed = max(cell.listed, self._day(slot))
+        if served and new > 0.0:
+            cost = new / served
+            if bucket.cost == 0.0:
+                bucket.cost = cost
+            else:
+                bucket.cost += (cost - bucket.cost) * served / (served + 32.0)
+        demand = (new + max(0.0, held - cell.held) + refused * _request(bucket)) / usage.slots
+        if refused and bucket.cost == 0.0:
+            # Refusals of unknown cost: the node wants more than it had, say as much again.
+            demand += new / usage.slots
+        cell.held = held
+        # A jump beyond chance is believed at once; within it, the mean is the better guess.
+        distance = demand - cell.demand
+        if (
+            demand == 0.0
+            or cell.demand == <float> INFINITY
+            or distance * distance > 9.0 * _request(bucket) * max(demand, <double> cell.demand)
+        ):
+            cell.demand = <float> demand
+        else:
+            cell.demand += <float> (0.3 * distance)
+        if new > 0.0 or refused:
+            cell.last_consumed = new
+            cell.last_rejected = refused
+            sums = self._sums(slot)
+            if number >= sums.room:
+                sums.grow(self.room)
+            sums.consumed[number] += new
+            sums.rejected[number] += refused
+            bucket.recorded += new
+            usage.push(number, new, refused, served)
+        return 0
+
+    def deduct(self, Usage usage not None):
+        """Take what was consumed out of the buckets."""
+        cdef Py_ssize_t i
+        for i in range(usage.count):
+            self.buckets[usage.used[i].bucket].level -= usage.used[i].consumed
+
+    cdef Py_ssize_t _number_of(self, str user, str resource, long long slot) except -1:
+        cdef Py_ssize_t number
+        cdef Bucket *grown
+        cdef Bucket *bucket
+        resources = self.users.get(user)
+        if resources is None:
+            resources = self.users[user] = {}
+        found = resources.get(resource)
+        if found is not None:
+            return found
+        if self.free and self.free[0][0] + self.nr_slot < slot:
+            number = self.free.popleft()[1]
+            self.names[number] = (user, resource)
+        else:
+            number = self.count
+            if number == self.room:
+                grown = <Bucket *> realloc(self.buckets, max(16, self.room + self.room // 2) * sizeof(Bucket))
+                if grown == NULL:
+                    raise MemoryError
+                self.buckets = grown
+                self.room = max(16, self.room + self.room // 2)
+            self.names.append((user, resource))
+            self.count += 1
+        resources[resource] = number
+        bucket = &self.buckets[number]
+        memset(bucket, 0, sizeof(Bucket))
+        bucket.slot = slot
+        self._set_terms(number, slot)
+        return number
+
+    def _set_terms(self, Py_ssize_t number, long long slot):
+        """The bucket's limit as it is now. One that is new holds what it would hold by now."""
+        cdef Bucket *bucket = &self.buckets[number]
+        user, resource = self.names[number]
+        terms = self.terms(user, resource)
+        if terms is None:
+            bucket.rate = -1.0
+            bucket.capacity = 0.0
+            bucket.level = 0.0
+            return
+        bucket.rate, bucket.capacity, begun = terms
+        bucket.level = min(_ceiling(bucket), bucket.rate * max(1, slot - begun + 1))
+
+    cdef Cell *_cell(self, Bucket *bucket, int node) except NULL:
+        """The node's cell of a bucket, made when there is none."""
+        cdef int position = _position(bucket, node), room
+        cdef Cell *grown
+        if position < bucket.count and bucket.cells[position].node == node:
+            return &bucket.cells[position]
+        if bucket.count == bucket.room:
+            room = bucket.room + max(1, bucket.room // 4)
+            grown = <Cell *> realloc(bucket.cells, room * sizeof(Cell))
+            if grown == NULL:
+                raise MemoryError
+            bucket.cells = grown
+            bucket.room = room
+        memmove(
+            &bucket.cells[position + 1], &bucket.cells[position], (bucket.count - position) * sizeof(Cell)
+        )
+        memset(&bucket.cells[position], 0, sizeof(Cell))
+        bucket.cells[position].node = node
+        bucket.count += 1
+        self.cells += 1
+        return &bucket.cells[position]
+
+    cdef Sums _sums(self, long long slot):
+        cdef Sums sums = self.sums.get(slot)
+        if sums is None:
+            sums = self.sums[slot] = Sums(max(16, self.room))
+            kept = max(4, min(self.nr_slot, HISTORY_NUMBERS // max(1, self.room)))
+            for old in [old for old in self.sums if old <= slot - kept]:
+                del self.sums[old]
+        return sums
+
+    cdef int _day(self, long long slot) noexcept:
+        return <int> max(1, slot - self.first + 1)
+
+    # Assigning
+
+    def assign(self, long long slot):
+        """Give out the quota of the next slot, in all buckets that have a limit."""
+        cdef Py_ssize_t number, forgotten = 0
+        cdef int line
+        if slot <= self.assigned:
+            return
+        if slot > self.assigned + 4:
+            self._release_all()
+        self._begin_outs(slot)
+        for number in range(self.count):
+            if number + 1 < self.count:
+                for line in range(8):
+                    ahead(<char *> self.buckets[number + 1].cells + 64 * line)
+            if self.buckets[number].count and self.buckets[number].rate >= 0.0:
+                self._assign(<int> number, slot)
+        self.assigned = slot
+        self._archive()
+        # A part of the buckets in each slot: all of them are looked at well within a minute.
+        for number in range(slot % TIDY_SLOTS, self.count, TIDY_SLOTS):
+            if forgotten == FORGET_AT_ONCE:
+                break
+            if self.names[number] is not None:
+                forgotten += self._tidy(<int> number, slot)
+
+    def _archive(self):
+        """Keep what was given, for those who ask later: few slots of many cells, or many of few."""
+        cdef Py_ssize_t i, kept = min(self.nr_slot, GIVEN_NUMBERS // max(1, self.cells))
+        cdef Out *out
+        for i in range(len(self.nodes.names)):
+            out = &self.outs[2 * i + ((self.assigned + self.nodes.lead[i]) & 1)]
+            if self.nodes.names[i] is not None and out.count:
+                past = self.past.setdefault(out.slot, {})
+                past[self.nodes.names[i]] = (<char *> out.given)[: out.count * sizeof(Given)]
+        for old in [old for old in self.past if old <= self.assigned + 1 - kept]:
+            del self.past[old]
+
+    def quotas_of(self, long long slot):
+        """node -> user -> resource -> amount: what was given for a slot, by its assignment."""
+        cdef Py_ssize_t i
+        cdef const unsigned char[:] packed
+        cdef Given given
+        result = {}
+        for node_id, past in self.past.get(slot, {}).items():
+            packed = past
+            users = result[node_id] = {}
+            for i in range(len(packed) // <Py_ssize_t> sizeof(Given)):
+                memcpy(&given, &packed[i * sizeof(Given)], sizeof(Given))
+                name = self.names[given.bucket]
+                if name is not None:
+                    users.setdefault(name[0], {})[name[1]] = given.amount
+        return result
+
+    def _release_all(self):
+        cdef Py_ssize_t number
+        cdef int i
+        for number in range(self.count):
+            for i in range(self.buckets[number].count):
+                memset(self.buckets[number].cells[i].promised, 0, 4 * sizeof(float))
+
+    cdef int _assign(self, int number, long long slot) except -1:
+        cdef Bucket *bucket = &self.buckets[number]
+        cdef Cell *cell
+        cdef Wish *wishes
+        cdef Out *out
+        cdef Out *outs = self.outs
+        cdef const long long *reported_by = self.nodes.reported
+        cdef const int *lead = self.nodes.lead
+        cdef int i
+        cdef long long first = self.first, reported, target
+        cdef double outstanding = 0.0, available, budget, amount, total = 0.0, in_parts = 0.0
+        cdef double request, per_request, whole, requests_left, wanted, given, gathered = 0.0, safe_part
+        if bucket.count > self.wishes_room:
+            wishes = <Wish *> realloc(self.wishes, 2 * bucket.count * sizeof(Wish))
+            if wishes == NULL:
+                raise MemoryError
+            self.wishes = wishes
+            self.wishes_room = 2 * bucket.count
+        wishes = self.wishes
+        _refill(bucket, slot)
+        for i in range(bucket.count):
+            cell = &bucket.cells[i]
+            reported = reported_by[cell.node]
+            if self.kind != FAIR:
+                wishes[i].consumed = cell.last_consumed
+                wishes[i].rejected = cell.last_rejected
+                wishes[i].age = slot - first - cell.listed
+            if slot - reported >= GONE_SLOTS:
+                wishes[i].demand = -1.0
+                memset(cell.promised, 0, 4 * sizeof(float))
+                continue
+            outstanding += cell.held + _promised(cell, reported, slot - 1 + lead[cell.node])
+            # Not a word of it in the last report, or in that of the slot in which it was asked for.
+            if first + cell.listed <= reported and (
+                cell.demand != <float> INFINITY or first + cell.asked <= reported + 1
+            ):
+                cell.demand = 0.0
+            wishes[i].demand = cell.demand
+        available = bucket.level + bucket.rate - outstanding
+        request = _request(bucket)
+        budget = available
+        if budget > bucket.rate:
+            budget = bucket.rate + 0.5 * (available - bucket.rate)
+            if budget < request <= available:
+                budget = request
+        if self.kind == FAIR:
+            fair(budget, wishes, bucket.count)
+        elif self.kind == CLASSIC:
+            budget = bucket.level
+            classic(budget, wishes, bucket.count)
+        else:
+            self._ask_rule(number, budget, available)
+        whole = WHOLE_REQUESTS * request
+        for i in range(bucket.count):
+            if wishes[i].demand >= 0.0:
+                total += wishes[i].share
+                if self.kind != CLASSIC and wishes[i].share >= whole:
+                    in_parts += wishes[i].share
+        requests_left = floor((budget - in_parts) / request + SLACK)
+        per_request = 1.0 / request
+        safe_part = bucket.rate / total if total > 0.0 else 0.0
+        for i in range(bucket.count):
+            if wishes[i].demand < 0.0:
+                continue
+            cell = &bucket.cells[i]
+            amount = wishes[i].share
+            if safe_part > 0.0:
+                cell.safe = <float> (amount * safe_part)
+            if amount < whole and self.kind != CLASSIC:
+                # Whole requests go to the cell at which the parts so far make up one.
+                wanted = amount * per_request + cell.carry
+                gathered += wanted
+                given = 0.0
+                if gathered >= 1.0 - SLACK and requests_left >= 1.0:
+                    given = min(floor(gathered + SLACK), requests_left)
+                    gathered -= given
+                    requests_left -= given
+                cell.carry = <float> max(-4.0, min(4.0, wanted - given))
+                amount = given * request
+            target = slot + lead[cell.node]
+            cell.promised[target & 3] = <float> amount
+            out = &outs[2 * cell.node + (target & 1)]
+            if out.count == out.room:
+                _grow(out)
+            out.given[out.count] = Given(number, <float> amount, cell.safe)
+            ahead(&out.given[out.count + 12])
+            out.count += 1
+        return 0
+
+    def _ask_rule(self, int number, double budget, double available):
+        """Let a rule that was handed in split the budget; what makes no sense is its error."""
+        cdef Bucket *bucket = &self.buckets[number]
+        cdef int i
+        user, resource = self.names[number]
+        wishes = [
+            (
+                self.nodes.names[bucket.cells[i].node],
+                self.wishes[i].demand,
+                self.wishes[i].consumed,
+                self.wishes[i].rejected,
+            )
+            for i in range(bucket.count)
+            if self.wishes[i].demand >= 0.0
+        ]
+        shares = list(self.rule(user, resource, budget, bucket.rate, wishes))
+        if len(shares) != len(wishes):
+            raise ValueError(f"the assignment rule gave {len(shares)} shares for {len(wishes)} nodes")
+        if not all(isfinite(share) and share >= 0.0 for share in shares) or sum(shares) > budget * (1 + SLACK):
+            raise ValueError(f"the assignment rule gave {shares!r} out of {budget!r}")
+        given = iter(shares)
+        for i in range(bucket.count):
+            if self.wishes[i].demand >= 0.0:
+                self.wishes[i].share = next(given)
+
+    def _begin_outs(self, long long slot):
+        cdef Py_ssize_t i, room = 2 * len(self.nodes.names)
+        cdef Out *outs
+        cdef long long target
+        if room > self.outs_room:
+            outs = <Out *> realloc(self.outs, room * sizeof(Out))
+            if outs == NULL:
+                raise MemoryError
+            self.outs = outs
+            memset(self.outs + self.outs_room, 0, (room - self.outs_room) * sizeof(Out))
+            self.outs_room = room
+        for i in range(len(self.nodes.names)):
+            target = slot + self.nodes.lead[i]
+            self.outs[2 * i + (target & 1)].slot = target
+            self.outs[2 * i + (target & 1)].count = 0
+
+    cdef int _tidy(self, int number, long long slot) except -1:
+        """Forget cells that were silent for long, and the bucket when it is full and has none."""
+        cdef Bucket *bucket = &self.buckets[number]
+        cdef Cell *cell
+        cdef int i, kept = 0, day = self._day(slot)
+        for i in range(bucket.count):
+            cell = &bucket.cells[i]
+            if day - max(cell.listed, cell.asked) > FORGET_SLOTS and (
+                cell.held == 0.0 or slot - self.nodes.reported[cell.node] > FORGET_SLOTS
+            ):
+                continue
+            if kept < i:
+                bucket.cells[kept] = cell[0]
+            kept += 1
+        if kept == bucket.count and kept > 0:
+            return 0
+        self.cells -= bucket.count - kept
+        bucket.count = kept
+        if kept:
+            return 1
+        if bucket.rate >= 0.0:
+            _refill(bucket, slot)
+            if bucket.level < _ceiling(bucket):
+                return 0
+        free(bucket.cells)
+        bucket.cells = NULL
+        bucket.room = 0
+        user, resource = self.names[number]
+        resources = self.users[user]
+        del resources[resource]
+        if not resources:
+            del self.users[user]
+        self.names[number] = None
+        self.free.append((slot, number))
+        return 1
+
+    # What was given
+
+    def quota(self, long long slot, str node_id not None):
+        """user -> resource -> (amount, safe): what the node was given for a slot."""
+        cdef int node = self.nodes.number_of(node_id)
+        cdef Out *out
+        cdef Py_ssize_t i
+        result = {}
+        if node < 0 or 2 * node + 1 >= self.outs_room:
+            return result
+        out = &self.outs[2 * node + (slot & 1)]
+        if out.slot != slot:
+            return result
+        for i in range(out.count):
+            name = self.names[out.given[i].bucket]
+            if name is not None:
+                result.setdefault(name[0], {})[name[1]] = (out.given[i].amount, out.given[i].safe)
+        return result
+
+    def grant(self, long long slot, str node_id not None, str user not None, resources):
+        """Give a node that asks, within slot `slot`, a part of what is free of a user's buckets.
+
+        Returns a list of (slot, resource, amount, safe), for this slot, and for the next one if
+        it has been assigned already. To ask again in the same slot gives the same once more.
+        """
+        cdef int node = self.nodes.number_of(node_id), number, day = self._day(slot)
+        cdef Bucket *bucket
+        cdef Cell *cell
+        cdef Out *out
+        cdef long long last, target
+        cdef double available, amount
+        cdef bint again
+        result = []
+        last = max(self.assigned, slot - 1)
+        for resource in resources:
+            number = self._number_of(user, resource, slot)
+            bucket = &self.buckets[number]
+            if bucket.rate < 0.0:
+                continue
+            cell = self._cell(bucket, node)
+            again = cell.asked == day
+            cell.asked = day
+            cell.demand = INFINITY
+            _refill(bucket, slot)
+            if cell.safe == 0.0:
+                cell.safe = <float> (bucket.rate / max(1, len(self.nodes)))
+            for target in range(slot, last + 2):
+                if not again:
+                    available = bucket.level + bucket.rate * (last + 1 - slot) - self._outstanding(bucket, last + 1)
+                    amount = _grant(available, bucket.rate, _request(bucket))
+                    cell.promised[target & 3] += <float> amount
+                result.append((target, resource, cell.promised[target & 3], cell.safe))
+                if 2 * node + 1 < self.outs_room and self.outs[2 * node + (target & 1)].slot == target:
+                    out = &self.outs[2 * node + (target & 1)]
+                    if out.count == out.room:
+                        _grow(out)
+                    out.given[out.count] = Given(number, cell.promised[target & 3], cell.safe)
+                    out.count += 1
+        return result
+
+    cdef double _outstanding(self, Bucket *bucket, long long last):
+        cdef int i
+        cdef double outstanding = 0.0
+        cdef Cell *cell
+        for i in range(bucket.count):
+            cell = &bucket.cells[i]
+            if self.assigned - self.nodes.reported[cell.node] < GONE_SLOTS:
+                outstanding += cell.held + _promised(
+                    cell, self.nodes.reported[cell.node], last - 1 + self.nodes.lead[cell.node]
+                )
+        return outstanding
+
+    # Limits
+
+    def limits_changed(self, long long slot):
+        """Ask `terms` again for every bucket. What is saved keeps its proportion; debt stays."""
+        cdef Py_ssize_t number
+        cdef Bucket *bucket
+        cdef double before, level
+        cdef int i
+        for number in range(self.count):
+            if self.names[number] is None:
+                continue
+            bucket = &self.buckets[number]
+            if bucket.rate < 0.0:
+                self._set_terms(number, slot)
+                continue
+            _refill(bucket, slot)
+            before = _ceiling(bucket)
+            level = bucket.level
+            self._set_terms(number, slot)
+            if bucket.rate < 0.0:
+                for i in range(bucket.count):
+                    memset(bucket.cells[i].promised, 0, 4 * sizeof(float))
+            elif level <= 0.0 or before == 0.0:
+                bucket.level = level
+            else:
+                bucket.level = level / before * _ceiling(bucket)
+
+    # Looking
+
+    def sums_of(self, long long slot, bint rejected=False):
+        """user -> resource -> what all nodes together consumed (or refused) in a slot."""
+        cdef Sums sums = self.sums.get(slot)
+        cdef Py_ssize_t number
+        cdef double value
+        result = {}
+        if sums is None:
+            return result
+        for number in range(min(sums.room, self.count)):
+            value = sums.rejected[number] if rejected else sums.consumed[number]
+            if value and self.names[number] is not None:
+                user, resource = self.names[number]
+                result.setdefault(user, {})[resource] = value
+        return result
+
+    def distribution(self):
+        """user -> resource -> node -> the last report that had any of it."""
+        cdef Py_ssize_t number
+        cdef Bucket *bucket
+        cdef int i
+        result = {}
+        for number in range(self.count):
+            if self.names[number] is None:
+                continue
+            bucket = &self.buckets[number]
+            user, resource = self.names[number]
+            nodes = {
+                self.nodes.names[bucket.cells[i].node]: {
+                    "slot_number": self.first + bucket.cells[i].listed - 1,
+                    "consumption": bucket.cells[i].last_consumed,
+                    "rejection": bucket.cells[i].last_rejected,
+                }
+                for i in range(bucket.count)
+                if bucket.cells[i].listed
+            }
+            if nodes:
+                result.setdefault(user, {})[resource] = nodes
+        return result
+
+    def level(self, str user not None, str resource not None, long long slot):
+        """What a bucket holds, or None when it has no limit or is full and forgotten."""
+        cdef Bucket *bucket
+        number = self.users.get(user, {}).get(resource)
+        if number is None or self.buckets[<int> number].rate < 0.0:
+            return None
+        bucket = &self.buckets[<int> number]
+        _refill(bucket, slot)
+        return bucket.level
+
+    def recorded(self, str user not None, str resource not None):
+        """All that was booked of a bucket since it is here."""
+        number = self.users.get(user, {}).get(resource)
+        return 0.0 if number is None else self.buckets[<int> number].recorded
+
+    def outstanding(self, str user not None, str resource not None):
+        """What is promised for slots that are not reported, and held by running requests."""
+        number = self.users.get(user, {}).get(resource)
+        return 0.0 if number is None else self._outstanding(&self.buckets[<int> number], self.assigned + 1)
+
+    def has_cells_of(self, str node_id not None):
+        cdef int node = self.nodes.number_of(node_id), i
+        cdef Py_ssize_t number
+        for number in range(self.count):
+            i = _position(&self.buckets[number], node)
+            if i < self.buckets[number].count and self.buckets[number].cells[i].node == node:
+                return True
+        return False
+
+    def drop_node(self, str node_id not None):
+        """Forget all cells of a node that is gone for good."""
+        cdef int node = self.nodes.number_of(node_id), i
+        cdef Py_ssize_t number
+        cdef Bucket *bucket
+        for number in range(self.count):
+            bucket = &self.buckets[number]
+            i = _position(bucket, node)
+            if i < bucket.count and bucket.cells[i].node == node:
+                memmove(&bucket.cells[i], &bucket.cells[i + 1], (bucket.count - i - 1) * sizeof(Cell))
+                bucket.count -= 1
+                self.cells -= 1
+
+
+cdef int _grow(Out *out) except -1:
+    cdef Py_ssize_t room = out.room + max(8, out.room // 4)
+    cdef Given *grown = <Given *> realloc(out.given, room * sizeof(Given))
+    if grown == NULL:
+        raise MemoryError
+    out.given = grown
+    out.room = room
+    return 0
+
+
+cdef inline int _position(Bucket *bucket, int node) noexcept nogil:
+    """Where the cell of a node stands, or would stand."""
+    cdef int low = 0, high = bucket.count, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if bucket.cells[middle].node < node:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef inline double _request(Bucket *bucket) noexcept nogil:
+    """What a request costs, as far as is known."""
+    return bucket.cost if bucket.cost > 0.0 else 1.0
+
+
+cdef inline double _ceiling(Bucket *bucket) noexcept nogil:
+    """The most a bucket can hold: its capacity, but always enough to let one request through."""
+    if bucket.rate <= 0.0:
+        return 0.0
+    return max(bucket.capacity, _request(bucket) + ROUND_TRIP_SLOTS * bucket.rate)
+
+
+cdef inline void _refill(Bucket *bucket, long long slot) noexcept nogil:
+    cdef double ceiling
+    if slot > bucket.slot:
+        ceiling = _ceiling(bucket)
+        if bucket.level < ceiling:
+            bucket.level = min(ceiling, bucket.level + bucket.rate * (slot - bucket.slot))
+        bucket.slot = slot
+
+
+cdef inline double _promised(Cell *cell, long long reported, long long last) noexcept nogil:
+    """The sum of what is promised for the slots after the one that was reported."""
+    cdef long long slot = max(reported + 1, last - 3)
+    cdef double promised = 0.0
+    while slot <= last:
+        promised += cell.promised[slot & 3]
+        slot += 1
+    return promised
+
+
+cdef inline double _grant(double available, double rate, double request) noexcept nogil:
+    """What a node that asks gets of what is free: up to a slot's refill, or half of more."""
+    cdef double amount
+    if available <= 0.0:
+        return 0.0
+    amount = min(available, max(rate, 0.5 * available))
+    if amount < request:
+        return request if available >= request * (1.0 - SLACK) else 0.0
+    if amount < WHOLE_REQUESTS * request:
+        amount = request * floor(amount / request + SLACK)
+    return amount

@@ -1,0 +1,81 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The nodes of a ledger by number, and how far each has reported.
+
+A cell of a book names its node by number, and an assignment looks at every cell, so what it
+needs of a node stands in plain arrays. A number is given again only after `remove`, and the
+ledger removes a node only when no book holds a cell of it.
+"""
+
+from libc.stdlib cimport free, realloc
+
+
+cdef class Nodes:
+    def __cinit__(self):
+        self.reported = NULL
+        self.lead = NULL
+        self.room = 0
+        self.numbers = {}
+        self.names = []
+        self.free = []
+
+    def __dealloc__(self):
+        free(self.reported)
+        free(self.lead)
+
+    def add(self, str node_id not None, long long reported, int lead=1):
+        """The number of a node, new or known; `reported` and `lead` are set."""
+        cdef Py_ssize_t number
+        cdef void *grown
+        if lead < 1 or lead > 2:
+            raise ValueError(f"lead must be 1 or 2, got {lead!r}")
+        found = self.numbers.get(node_id)
+        if found is not None:
+            number = found
+        elif self.free:
+            number = self.free.pop()
+            self.names[number] = node_id
+        else:
+            number = len(self.names)
+            if number == self.room:
+                grown = realloc(self.reported, max(16, 2 * self.room) * sizeof(long long))
+                if grown == NULL:
+                    raise MemoryError
+                self.reported = <long long *> grown
+                grown = realloc(self.lead, max(16, 2 * self.room) * sizeof(int))
+                if grown == NULL:
+                    raise MemoryError
+                self.lead = <int *> grown
+                self.room = max(16, 2 * self.room)
+            self.names.append(node_id)
+        self.numbers[node_id] = number
+        self.reported[number] = reported
+        self.lead[number] = lead
+        return number
+
+    def remove(self, str node_id not None):
+        number = self.numbers.pop(node_id)
+        self.names[number] = None
+        self.free.append(number)
+
+    cdef int number_of(self, str node_id):
+        """The number of a node, or -1."""
+        found = self.numbers.get(node_id)
+        return -1 if found is None else <int> found
+
+    def set_reported(self, str node_id not None, long long slot):
+        self.reported[<int> self.numbers[node_id]] = slot
+
+    def reported_of(self, str node_id not None):
+        return self.reported[<int> self.numbers[node_id]]
+
+    def lead_of(self, str node_id not None):
+        return self.lead[<int> self.numbers[node_id]]
+
+    def __contains__(self, node_id):
+        return node_id in self.numbers
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __iter__(self):
+        return iter(self.numbers)

@@ -1,0 +1,145 @@
+"""A central without its sockets: what it answers, when it assigns, whose clock it keeps.
+
+Every central books every report and acknowledges it, and every central assigns in the middle
+of each slot. Only the one that leads tells its quotas. The others do the same work in the
+shadow, so that their promises are near enough those of the leader, and the one that takes over
+goes on where it stopped.
+
+The slots are those of the leader's clock. A central that does not lead follows them: a report
+of slot n is sent when slot n + 1 has begun, so of all reports the one that came the quickest
+tells best how late it is at the leader. When it is elected it goes on with that clock, and the
+nodes see no seam.
+
+`now` is the monotonic time of this machine; its wall clock is asked once, at the start.
+"""
+
+import math
+from collections import deque
+
+from headgate.quota.ledger import Ledger
+from headgate.quota.protocol import Ack, Ask, Quota, Report
+
+__all__ = ["CentralState"]
+
+ASSIGN_AT = 0.5  # of a slot
+CLOCK_SAMPLES = 64
+
+
+class CentralState:
+    def __init__(self, name: str, ledger: Ledger, *, now: float, wall: float) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.leads = False
+        self.epoch = 0
+        self._offset = wall - now
+        self._samples: deque[float] = deque(maxlen=CLOCK_SAMPLES)
+        self._assigned = self.slot(now) - 1
+
+    def __repr__(self) -> str:
+        role = "active" if self.leads else "standby"
+        return f"CentralState({self.name}, {role}, epoch={self.epoch}, {self.ledger!r})"
+
+    # The clock
+
+    def time(self, now: float) -> float:
+        """The leader's clock, as far as we know it."""
+        return now + self._offset
+
+    def slot(self, now: float) -> int:
+        return math.floor(self.time(now) / self.ledger.slot_seconds)
+
+    def due(self, now: float) -> float:
+        """When `tick` has something to do next."""
+        middle = (self._assigned + 1 + ASSIGN_AT) * self.ledger.slot_seconds
+        return middle - self._offset
+
+    def _follow_clock(self, now: float, slot: int) -> None:
+        self._samples.append((slot + 1) * self.ledger.slot_seconds - now)
+        self._offset = max(self._samples)
+        self._assigned = min(self._assigned, self.slot(now))
+
+    # Leading
+
+    def lead(self, now: float, epoch: int) -> None:
+        """Speak as the active central from now on. `epoch` must be higher than any before."""
+        if epoch <= self.epoch:
+            raise ValueError(f"epoch must be above {self.epoch}, got {epoch!r}")
+        self.leads = True
+        self.epoch = epoch
+
+    def follow(self, now: float, epoch: int | None = None) -> None:
+        """Be silent: another one leads, in `epoch` if it is known, or none."""
+        self.leads = False
+        self.epoch = max(self.epoch, epoch or 0)
+        self._samples.clear()
+
+    # Messages
+
+    def receive(
+        self, now: float, message: Report | Ask
+    ) -> list[tuple[str, Ack | Quota]]:
+        """Take a message of a node, and tell what is to be sent, to whom."""
+        if isinstance(message, Ask):
+            return self._answer(now, message)
+        if not self.leads:
+            self._follow_clock(now, message.slot)
+        self.ledger.book(self.slot(now), message)
+        ack = Ack(
+            self.name,
+            self.leads,
+            self.epoch,
+            message.boot,
+            message.sequence,
+            message.sent,
+            self.time(now),
+        )
+        return [(message.node, ack)]
+
+    def _answer(self, now: float, ask: Ask) -> list[tuple[str, Ack | Quota]]:
+        if not self.leads:
+            return []
+        answer = self.ledger.ask(self.slot(now), ask)
+        return [
+            (
+                ask.node,
+                Quota(
+                    self.name,
+                    self.epoch,
+                    self.ledger.version,
+                    slot,
+                    self.time(now),
+                    self.ledger.nodes(slot),
+                    False,
+                    services,
+                ),
+            )
+            for slot, services in sorted(answer.items())
+        ]
+
+    def tick(self, now: float) -> list[tuple[str, Quota]]:
+        """Assign when the middle of a slot has come; the quotas that are to be sent."""
+        slot = math.floor(self.time(now) / self.ledger.slot_seconds - ASSIGN_AT)
+        if slot <= self._assigned:
+            return []
+        self._assigned = slot
+        self.ledger.assign(slot)
+        if not self.leads:
+            return []
+        time = self.time(now)
+        count = self.ledger.nodes(slot)
+        return [
+            (
+                node,
+                Quota(
+                    self.name,
+                    self.epoch,
+                    self.ledger.version,
+                    slot + 1,
+                    time,
+                    count,
+                    True,
+                    self.ledger.quota(slot, node),
+                ),
+            )
+            for node in self.ledger.live_nodes(slot)
+        ]

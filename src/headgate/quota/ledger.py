@@ -1,0 +1,342 @@
+"""The ledger: everything a central knows, without its sockets and its clock.
+
+Reports go in (`book`), once a slot everything is given out anew (`assign`), and nodes are told
+(`quota`, `ask`). The ledger knows the nodes, each with the boot and the sequence of its last
+report, and holds a book for each service, which is where the amounts are. It is given the slot
+and never asks for the time.
+
+Booking is idempotent: a report of our own nodes is booked when its sequence is the highest yet
+of its boot, a classic report once for each node and slot. Whatever is booked is booked for
+good, whether the user has a limit or not.
+
+Limits may change at any time (`set_limits`); they take effect with the next assignment.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeAlias, TypeVar
+
+from headgate.quota._book import Book
+from headgate.quota._nodes import Nodes
+from headgate.quota.entries import Entry
+from headgate.quota.limits_table import LimitsTable
+from headgate.quota.protocol import Ask, Report, ServiceQuota, Share
+from headgate.quota.service import BucketService, MakeService, Service
+
+__all__ = ["Assignment", "Ledger"]
+
+logger = logging.getLogger("headgate.quota")
+
+# A rule gets the user, the resource, what may be given out, the refill per slot, and for each
+# node (node, demand per slot, consumed, rejected); it returns a share for each of them.
+Rule: TypeAlias = Callable[
+    [str, str, float, float, list[tuple[str, float, float, float]]], Iterable[float]
+]
+Assignment: TypeAlias = str | Rule
+Sum: TypeAlias = dict[str, dict[str, dict[str, float]]]
+
+FORGET_NODE_SLOTS = 300
+FORGET_NODES_AT_ONCE = 4
+GONE_SLOTS = 3
+CATCH_UP_SLOTS = 3
+CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class KnownNode:
+    """How far a node is booked. A classic node has no boots; its reports are told by their slots."""
+
+    boot: int
+    sequence: int
+    slot: int  # the highest it has reported
+    seen: int  # the slot in which it was last heard of
+    booked: int = 0  # classic: bit n is set when the report of slot `slot - n` is booked
+
+
+class Ledger:
+    """All buckets of all services, and what is promised of them to which node."""
+
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        *,
+        slot_seconds: float = 1.0,
+        assignment: Assignment = "fair",
+        services: Mapping[str, MakeService] | None = None,
+        nr_slot: int = 60,
+    ) -> None:
+        if not 0.1 <= slot_seconds <= 3600.0:
+            raise ValueError(f"slot_seconds must be from 0.1 to 3600, got {slot_seconds!r}")
+        if nr_slot < 1:
+            raise ValueError(f"nr_slot must be 1 or more, got {nr_slot!r}")
+        self.slot_seconds = slot_seconds
+        self.nr_slot = nr_slot
+        self.version = 1  # of the limits
+        self.errors: dict[str, int] = {}  # of each service
+        self._first: int | None = None  # the slot in which everything began; none so far
+        self._assigned = 0
+        self._assignment = assignment
+        self._make_services = dict(services or {})
+        self._nodes = Nodes()
+        self._known: dict[str, KnownNode] = {}
+        self._books: dict[str, Book] = {}
+        self._services: dict[str, Service] = {}
+        self._reported: dict[int, set[str]] = {}
+        self._next_entries: list[Entry] | None = None
+        self._table = LimitsTable(entries, slot_seconds)
+
+    # Limits
+
+    def set_limits(self, entries: Iterable[Entry]) -> None:
+        """Replace all limits, from the next assignment on."""
+        entries = list(entries)
+        LimitsTable(entries, self.slot_seconds)  # what makes no sense is refused now
+        self._next_entries = entries
+
+    def _begin(self, slot: int) -> None:
+        """Everything that is not known from before begins in the first slot we hear of."""
+        if self._first is None:
+            self._first = slot
+            self._assigned = slot - 1
+            self._table.begin(slot, None)
+            self._open_services()
+
+    def _change_limits(self, slot: int) -> None:
+        if self._next_entries is None:
+            return
+        before, self._table = self._table, LimitsTable(self._next_entries, self.slot_seconds)
+        self._table.begin(slot, before)
+        self._next_entries = None
+        self.version += 1
+        self._open_services()
+        for book in self._books.values():
+            book.limits_changed(slot)
+
+    def _open_services(self) -> None:
+        for name in self._table.services:
+            if name not in self._books:
+                self._open(name)
+
+    def _open(self, name: str) -> None:
+        def terms(user: str, resource: str) -> tuple[float, float, int] | None:
+            return self._table.terms(name, user, resource)
+
+        assert self._first is not None
+        book = Book(self._nodes, self._assignment, terms, first=self._first, nr_slot=self.nr_slot)
+        self._books[name] = book
+        make = self._make_services.get(name, BucketService)
+        self._services[name] = self._guarded(name, make, name, book) or BucketService(name, book)
+
+    def _guarded(
+        self, name: str, call: Callable[..., Result], *arguments: object
+    ) -> Result | None:
+        """Call into a service. Its error is its own: logged, counted, and None for us."""
+        try:
+            return call(*arguments)
+        except Exception:
+            self.errors[name] = self.errors.get(name, 0) + 1
+            logger.exception("the service %r failed; the others go on", name)
+            return None
+
+    # Booking
+
+    def book(self, slot: int, report: Report) -> bool:
+        """Book a report that has come in in `slot`. False: it was known already."""
+        self._begin(slot)
+        known = self._known.get(report.node)
+        if known is not None and known.boot == report.boot:
+            known.seen = max(known.seen, slot)
+            if report.sequence <= known.sequence:
+                return False
+            covered = max(1, report.slot - known.slot)
+            known.sequence = report.sequence
+        elif known is not None and report.boot < known.boot:
+            return False
+        else:
+            if known is not None:
+                self._drop_cells(report.node)
+            known = None
+            covered = 1
+        reported = min(report.slot, slot)
+        first = known is None
+        if known is None:
+            known = self._known[report.node] = KnownNode(
+                report.boot, report.sequence, reported, slot
+            )
+        known.slot = max(known.slot, reported)
+        self._nodes.add(report.node, slot - GONE_SLOTS if report.leaving else known.slot)
+        self._note_reported(reported, report.node)
+        for name, users in report.lines.items():
+            if name in self._books:
+                usage = self._books[name].record(report.node, reported, covered, not first, users)
+                self._guarded(name, self._services[name].consume, reported, usage)
+        return True
+
+    def book_classic(
+        self,
+        node: str,
+        slot: int,
+        consumption: Mapping[str, dict[str, dict[str, float]]],
+        rejection: Mapping[str, dict[str, dict[str, float]]],
+    ) -> bool:
+        """Book what a classic node, in `slot`, tells of the slot before. False: known already."""
+        self._begin(slot)
+        told = slot - 1
+        known = self._known.get(node)
+        if known is None:
+            known = self._known[node] = KnownNode(0, 0, told - 1, slot)
+        age = known.slot - told
+        if age >= CLASSIC_REPORTS or (age >= 0 and known.booked >> age & 1):
+            return False
+        if age < 0:
+            known.booked = (known.booked << -age | 1) & ((1 << CLASSIC_REPORTS) - 1)
+            known.slot = told
+        else:
+            known.booked |= 1 << age
+        known.seen = max(known.seen, slot)
+        self._nodes.add(node, known.slot, lead=2)
+        self._note_reported(told, node)
+        for name in {**consumption, **rejection}:
+            if name in self._books:
+                usage = self._books[name].record_slot(
+                    node, told, consumption.get(name, {}), rejection.get(name, {})
+                )
+                self._guarded(name, self._services[name].consume, told, usage)
+        return True
+
+    def _note_reported(self, slot: int, node: str) -> None:
+        if slot not in self._reported:
+            self._reported[slot] = set()
+            for old in [old for old in self._reported if old <= slot - self.nr_slot]:
+                del self._reported[old]
+        self._reported[slot].add(node)
+
+    def _drop_cells(self, node: str) -> None:
+        for book in self._books.values():
+            book.drop_node(node)
+
+    # Giving out
+
+    def assign(self, slot: int) -> None:
+        """Decide the quota of the next slot, everywhere.
+
+        Slots that were missed are made up for, as far as their promises may still be in use:
+        nodes go on with what they had.
+        """
+        self._begin(slot)
+        self._change_limits(slot)
+        for made_up in range(max(self._assigned + 1, slot - CATCH_UP_SLOTS + 1), slot + 1):
+            for name, service in self._services.items():
+                self._guarded(name, service.assign, made_up)
+        self._assigned = max(self._assigned, slot)
+        self._forget_nodes(slot)
+
+    def _forget_nodes(self, slot: int) -> None:
+        old = (
+            node for node, known in self._known.items() if slot - known.seen > FORGET_NODE_SLOTS
+        )
+        for node in list(islice(old, FORGET_NODES_AT_ONCE)):
+            self._drop_cells(node)
+            self._nodes.remove(node)
+            del self._known[node]
+
+    def quota(self, slot: int, node: str) -> dict[str, ServiceQuota]:
+        """What `node` may let through in the slot after `slot`, by service."""
+        count = self.nodes(slot)
+        return {
+            name: ServiceQuota(
+                self._guarded(name, service.quota, slot, node) or {},
+                self._table.newcomers(name, count),
+            )
+            for name, service in self._services.items()
+        }
+
+    def ask(self, slot: int, ask: Ask) -> dict[int, dict[str, ServiceQuota]]:
+        """Answer a node that has met users it has no share for, by slot and service.
+
+        A user without a limit has an empty share: he is free. A node we do not know yet has to
+        report first.
+        """
+        answer: dict[int, dict[str, ServiceQuota]] = {}
+        if self._first is None or ask.node not in self._nodes:
+            return answer
+        count = self.nodes(slot)
+        for name, users in ask.users.items():
+            newcomers = self._table.newcomers(name, count)
+            for user in users:
+                for target, shares in self._grant(slot, ask.node, name, user).items():
+                    services = answer.setdefault(target, {})
+                    quota = services.setdefault(name, ServiceQuota({}, newcomers))
+                    quota.users[user] = shares
+        return answer
+
+    def _grant(
+        self, slot: int, node: str, name: str, user: str
+    ) -> dict[int, dict[str, Share]]:
+        entry = self._table.entry(name, user)
+        if entry is None:
+            return {slot: {}}
+        service = self._services[name]
+        if isinstance(service, BucketService):
+            return service.grant(slot, node, user, list(entry.rates))
+        shares = self._guarded(name, service.quota, slot - 1, node) or {}
+        return {slot: shares[user]} if user in shares else {}
+
+    # Looking
+
+    def nodes(self, slot: int) -> int:
+        """How many nodes take part, as far as is known in `slot`."""
+        return max(1, len(self.live_nodes(slot)))
+
+    def live_nodes(self, slot: int) -> list[str]:
+        """The nodes that have not missed more reports than may happen."""
+        return [node for node in self._known if slot - self._nodes.reported_of(node) < GONE_SLOTS]
+
+    @property
+    def services(self) -> list[str]:
+        return list(self._services)
+
+    def __repr__(self) -> str:
+        return f"Ledger(services={self.services}, nodes={len(self._known)}, cells={self.cells})"
+
+    @property
+    def cells(self) -> int:
+        return sum(book.cells for book in self._books.values())
+
+    def reported(self, slot: int) -> list[str]:
+        """The nodes whose report of a slot is booked."""
+        return sorted(self._reported.get(slot, ()))
+
+    def consumption_sum(self, slot: int) -> Sum:
+        """service -> user -> resource -> what all nodes together consumed in a slot."""
+        return {name: book.sums_of(slot) for name, book in self._books.items()}
+
+    def rejection_sum(self, slot: int) -> Sum:
+        """service -> user -> resource -> how many requests all nodes together refused."""
+        return {name: book.sums_of(slot, rejected=True) for name, book in self._books.items()}
+
+    def distribution(self) -> dict[str, dict[str, dict[str, dict[str, dict[str, float]]]]]:
+        """service -> user -> resource -> node -> slot_number, consumption, rejection."""
+        return {name: book.distribution() for name, book in self._books.items()}
+
+    def quotas(self, slot: int) -> dict[str, Sum]:
+        """node -> service -> user -> resource -> what was given for a slot."""
+        result: dict[str, Sum] = {}
+        for name, book in self._books.items():
+            for node, users in book.quotas_of(slot).items():
+                result.setdefault(node, {})[name] = users
+        return result
+
+    def level(self, service: str, user: str, resource: str, slot: int) -> float | None:
+        """What a bucket holds in a slot. None: no limit, or it is full and nothing is known of it."""
+        book = self._books.get(service)
+        return None if book is None else book.level(user, resource, slot)
+
+    def recorded(self, service: str, user: str, resource: str) -> float:
+        """All that was booked of a bucket."""
+        book = self._books.get(service)
+        return 0.0 if book is None else book.recorded(user, resource)

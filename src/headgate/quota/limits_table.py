@@ -1,0 +1,71 @@
+"""Which limit holds for whom, in units per slot.
+
+An entry names a service, a user or `*` (every user without an entry of his own), how much may
+pile up (`burst_seconds`) and a rate for each resource. A resource that stands nowhere has no
+limit.
+"""
+
+from collections.abc import Iterable
+
+from headgate.quota.entries import Entry
+
+__all__ = ["LimitsTable"]
+
+EVERYONE = "*"
+
+
+class LimitsTable:
+    """The entries in force. A table is not changed; another one takes its place."""
+
+    def __init__(self, entries: Iterable[Entry], slot_seconds: float) -> None:
+        self._slot_seconds = slot_seconds
+        self._since: dict[tuple[str, str], int] = {}
+        self._entries: dict[str, dict[str, Entry]] = {}
+        for entry in entries:
+            users = self._entries.setdefault(entry.service, {})
+            if entry.user in users:
+                raise ValueError(
+                    f"expected one entry for each service and user, got two for "
+                    f"{entry.service!r} and {entry.user!r}"
+                )
+            users[entry.user] = entry
+
+    def begin(self, slot: int, before: "LimitsTable | None") -> None:
+        """Take effect in `slot`. Limits of users who had one go on; the others begin."""
+        old = before._since if before is not None else {}
+        self._since = {
+            (service, user): old.get((service, user), slot)
+            for service, users in self._entries.items()
+            for user in users
+        }
+
+    @property
+    def services(self) -> list[str]:
+        return list(self._entries)
+
+    def entry(self, service: str, user: str) -> Entry | None:
+        users = self._entries.get(service, {})
+        return users.get(user) or users.get(EVERYONE)
+
+    def terms(self, service: str, user: str, resource: str) -> tuple[float, float, int] | None:
+        """A bucket's refill per slot, its capacity, and the slot in which its limit began."""
+        entry = self.entry(service, user)
+        if entry is None or resource not in entry.rates:
+            return None
+        rate = entry.rates[resource]
+        return rate * self._slot_seconds, rate * entry.burst_seconds, self._since[entry.service, entry.user]
+
+    def newcomers(self, service: str, nodes: int) -> dict[str, float]:
+        """A node's share per slot of a user it knows nothing of yet.
+
+        His limit may be any of the service's: `*` if there is one, else the lowest of each
+        resource.
+        """
+        users = self._entries.get(service, {})
+        everyone = users.get(EVERYONE)
+        lowest: dict[str, float] = {}
+        for entry in [everyone] if everyone else users.values():
+            for resource, rate in entry.rates.items():
+                lowest[resource] = min(rate, lowest.get(resource, rate))
+        share = self._slot_seconds / max(1, nodes)
+        return {resource: rate * share for resource, rate in lowest.items()}

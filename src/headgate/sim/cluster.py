@@ -45,6 +45,7 @@ class System(Protocol):
     def central(
         self, machine: Machine, entries: Sequence[Entry], snapshot: bytes | None
     ) -> Running: ...
+    def set_limits(self, central: Any, entries: Sequence[Entry]) -> None: ...
     def snapshot(self, central: Any) -> bytes: ...
     def recorded(self, central: Any, service: str, user: str, resource: str) -> float: ...
 
@@ -306,7 +307,7 @@ class Cluster:
             self._audit.limits_changed(entries)
         for machine in self.centrals.values():
             if machine.process is not None:
-                machine.process.set_limits(entries)
+                self._system.set_limits(machine.process, entries)
 
     def _changed(self, name: str) -> None:
         if name in self.nodes:
@@ -319,7 +320,9 @@ class Cluster:
         """Everything that is wrong ends, but what was lost stays lost."""
         self.network.recover()
         for name in [*self.centrals, *self.nodes]:
-            self.thaw(name)
+            if self.machine(name).frozen:
+                self.thaw(name)
+        self.judge()
 
     # Disks
 

@@ -28,7 +28,7 @@ under lasting overload the bucket is empty, and its capacity is no excuse.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 __all__ = ["GOALS", "STEPS", "Cell", "Goal", "Measures", "Missed", "missed", "measure"]
@@ -255,7 +255,7 @@ def _converged(
     slots = (len(passed) - 1) // STEPS
     begins = sorted({start for start in starts if 0 <= start < slots})
     slowest: float | None = None
-    for start, end in zip(begins, [*begins[1:], slots], strict=True):
+    for start, end in pairwise([*begins, slots]):
         wrong = 0
         for slot in range(start, end):
             here, there = slot * STEPS, (slot + 1) * STEPS

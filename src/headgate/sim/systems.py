@@ -4,15 +4,15 @@
 is how tests show that a ledger with a fault is found out.
 """
 
-import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from headgate.quota.central_state import CentralState
 from headgate.quota.entries import Entry
 from headgate.quota.ledger import Ledger
 from headgate.quota.node_state import NodeState
+from headgate.quota.protocol import Ask, Report
 from headgate.sim.classic import ClassicCentral, ClassicNode
 from headgate.sim.cluster import Running, System
 from headgate.sim.machines import Machine
@@ -49,18 +49,18 @@ class Fair:
     def central(
         self, machine: Machine, entries: Sequence[Entry], snapshot: bytes | None
     ) -> Running:
-        slot = math.floor(machine.wall() / self._slot_seconds)
-        ledger = self._make_ledger(entries, slot=slot, slot_seconds=self._slot_seconds)
+        ledger = self._make_ledger(entries, slot_seconds=self._slot_seconds)
         if snapshot is not None:
             ledger.restore(snapshot)
-        state = CentralState(
-            machine.name,
-            ledger,
-            now=machine.now(),
-            wall=machine.wall(),
-            slot_seconds=self._slot_seconds,
-        )
-        return state, state.receive, state.tick, state.due
+        state = CentralState(machine.name, ledger, now=machine.now(), wall=machine.wall())
+
+        def hear(now: float, source: str, message: Report | Ask) -> Iterable[tuple[str, Any]]:
+            return state.receive(now, message)
+
+        return state, hear, state.tick, state.due
+
+    def set_limits(self, central: Any, entries: Sequence[Entry]) -> None:
+        central.ledger.set_limits(entries)
 
     def snapshot(self, central: Any) -> bytes:
         snapshot: bytes = central.ledger.snapshot()
@@ -101,6 +101,9 @@ class Classic:
             slot_seconds=self._slot_seconds,
         )
         return central, central.receive, central.tick, central.due
+
+    def set_limits(self, central: Any, entries: Sequence[Entry]) -> None:
+        central.set_limits(entries)
 
     def snapshot(self, central: Any) -> bytes:
         return b""  # it has nothing on disk

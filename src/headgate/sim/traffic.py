@@ -11,7 +11,7 @@ that are drawn are whole numbers, so that sums of them are exact.
 import math
 import random
 from bisect import bisect, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 __all__ = ["Cost", "Poisson", "Rate", "Spread", "Stream", "Traffic"]
@@ -165,7 +165,7 @@ class Stream:
 
     def counts(
         self, time: float, seconds: float, live: Sequence[str]
-    ) -> list[tuple[str, int]] | zip[tuple[str, int]]:
+    ) -> Iterable[tuple[str, int]]:
         """(node, requests) of the `seconds` around `time`, for the nodes that are up."""
         while self._moves and time >= self._moves[0][0]:
             self._spread = self._moves.pop(0)[1]

@@ -14,7 +14,9 @@ cells, a figure is the worst of them.
     jain                       Jain's index of fairness between equal nodes; 1 is perfectly fair
     rejected                   share of the requests refused of users who asked for no more than
                                their limits
-    converged                  slots after a disturbance until all that follow are within 5 %
+    converged                  whole slots after a disturbance until all that follow let through
+                               what was asked for, up to the limit and what was saved before,
+                               within 5 %
     dip                        most slots in a row below 90 %
     fresh                      slots after an election until every node has a quota of the new
                                leader in force
@@ -194,8 +196,9 @@ def _measure_cell(
         _worst(measures, "nothing", sum(share == 0.0 for share in shares) / len(shares), max)
     slots = _shares(asked, passed, free, STEPS)
     _worst(measures, "dip", float(_longest(share < _DIP for share in slots)), max)
-    starts = [math.ceil(time / slot_seconds - _ROUNDING) - first // STEPS for time in disturbances]
-    _worst(measures, "converged", _converged(asked, passed, free, starts, cell.unit), max)
+    starts = [time / slot_seconds - first // STEPS for time in disturbances]
+    slots_to_converge = _converged(asked, passed, free, starts, cell.unit, cell.capacity)
+    _worst(measures, "converged", slots_to_converge, max)
     if len(cell.by_node) > 1 and any(cell.by_node.values()):
         _worst(measures, "jain", jain(list(cell.by_node.values())), min)
 
@@ -248,28 +251,42 @@ def _converged(
     asked: list[float],
     passed: list[float],
     free: list[float],
-    starts: Sequence[int],
+    starts: Sequence[float],
     unit: float,
+    capacity: float,
 ) -> float | None:
-    """Of the slowest of several disturbances, the slots until all up to the next one are right."""
+    """Of the slowest of several disturbances, the whole slots until all up to the next are right.
+
+    A slot is right when it let through what was asked for, up to the limit; it may go beyond the
+    limit by what the slots before it have left in the bucket.
+    """
     slots = (len(passed) - 1) // STEPS
     begins = sorted({start for start in starts if 0 <= start < slots})
+    wrong = _wrong_slots(asked, passed, free, unit, capacity)
     slowest: float | None = None
-    for start, end in pairwise([*begins, slots]):
-        wrong = 0
-        for slot in range(start, end):
-            here, there = slot * STEPS, (slot + 1) * STEPS
-            amount = passed[there] - passed[here]
-            limit = free[there] - free[here]
-            possible = min(asked[there] - asked[here], limit)
-            if not (
-                possible - max(_WITHIN * possible, unit) - _ROUNDING
-                <= amount
-                <= limit + max(_WITHIN * limit, unit) + _ROUNDING
-            ):
-                wrong = slot + 1 - start
-        slowest = float(wrong) if slowest is None else max(slowest, float(wrong))
+    for start, end in pairwise([*begins, float(slots)]):
+        last = max((slot for slot in wrong if math.floor(start) <= slot < math.floor(end)), default=-1)
+        waited = max(0.0, last + 1.0 - math.ceil(start - _ROUNDING))
+        slowest = waited if slowest is None else max(slowest, waited)
     return slowest
+
+
+def _wrong_slots(
+    asked: list[float], passed: list[float], free: list[float], unit: float, capacity: float
+) -> list[int]:
+    wrong = []
+    saved = 0.0
+    for slot in range((len(passed) - 1) // STEPS):
+        here, there = slot * STEPS, (slot + 1) * STEPS
+        amount = passed[there] - passed[here]
+        limit = free[there] - free[here]
+        possible = min(asked[there] - asked[here], limit)
+        least = possible - max(_WITHIN * possible, unit) - _ROUNDING
+        most = limit + max(_WITHIN * limit, unit) + saved + _ROUNDING
+        if not least <= amount <= most:
+            wrong.append(slot)
+        saved = min(max(saved + limit - amount, 0.0), capacity)
+    return wrong
 
 
 def jain(amounts: Sequence[float]) -> float:

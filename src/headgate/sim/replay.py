@@ -18,10 +18,13 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headgate.errors import ConfigError
+from headgate.sim.measures import STEPS
+from headgate.sim.scenario import Scenario
 
 __all__ = ["Replay", "Request", "read_traffic"]
 
@@ -55,13 +58,18 @@ class Replay:
         counter = self._steps.get(step)
         return counter.items() if counter is not None else ()
 
+    def scenario(self, scenario: Scenario) -> Scenario:
+        """The scenario with this traffic: as long as it, without a warm-up."""
+        return replace(scenario, seconds=self.seconds, warm_up=0.0, traffic=())
+
     def __len__(self) -> int:
         return sum(counter.total() for counter in self._steps.values())
 
 
-def read_traffic(path: str | Path, *, slot_seconds: float, service: str) -> Replay:
-    """The traffic in a file. `service` is for lines that name none."""
+def read_traffic(path: str | Path, scenario: Scenario) -> Replay:
+    """The traffic in a file. Lines that name no service are of the scenario's first one."""
     path = Path(path)
+    service = scenario.limits[0].service if scenario.limits else "front"
     if path.suffix not in (".csv", ".jsonl"):
         raise ConfigError(f"{path}: expected a file that ends in .csv or .jsonl")
     try:
@@ -69,7 +77,7 @@ def read_traffic(path: str | Path, *, slot_seconds: float, service: str) -> Repl
             rows = _csv(file, path) if path.suffix == ".csv" else _json_lines(file, path)
             replay = Replay(
                 (_request(row, f"{path}, line {line}", service) for line, row in rows),
-                slot_seconds / 10,
+                scenario.slot_seconds / STEPS,
             )
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: the traffic cannot be read: {error}") from error

@@ -37,6 +37,8 @@ from headgate.errors import ProtocolError
 from headgate.quota._nodes cimport Nodes
 from headgate.quota._split cimport Wish, classic, fair
 
+__all__ = ["CELL_SIZE", "Book", "Usage"]
+
 cdef extern from *:
     """
     /* A node that is so many slots behind has missed two reports: it is taken as gone. */
@@ -44,7 +46,7 @@ cdef extern from *:
     /* What no report has mentioned for so many slots is forgotten. */
     #define FORGET_SLOTS 60
     /* Shares of fewer requests than this are given in whole requests. */
-    #define WHOLE_REQUESTS 16
+    #define WHOLE_REQUESTS 256
     /* Beside its burst, a bucket may hold one request and what comes in while a promise that
        was not used is on its way back. */
     #define ROUND_TRIP_SLOTS 3
@@ -71,7 +73,9 @@ cdef enum:
     CLASSIC = 1
     GIVEN = 2
 
-cdef double SLACK = 1e-9  # sums of fractions may fall short of a whole by so little
+CELL_SIZE = sizeof(Cell)
+
+cdef double SLACK = 1e-5  # sums of fractions may fall short of a whole by so little
 
 
 cdef class Sums:
@@ -175,10 +179,8 @@ cdef class Book:
             self.kind = FAIR
         elif rule == "classic":
             self.kind = CLASSIC
-        elif callable(rule):
-            self.kind = GIVEN
         else:
-            raise ValueError(f"assignment must be 'fair', 'classic' or a function, got {rule!r}")
+            self.kind = GIVEN
         self.terms = terms
         self.first = first
         self.assigned = first - 1
@@ -366,7 +368,8 @@ cdef class Book:
             bucket.level = 0.0
             return
         bucket.rate, bucket.capacity, begun = terms
-        bucket.level = min(_ceiling(bucket), bucket.rate * max(1, slot - begun + 1))
+        bucket.slot = max(slot, begun)
+        bucket.level = min(_ceiling(bucket), bucket.rate * (bucket.slot - begun + 1))
 
     cdef Cell *_cell(self, Bucket *bucket, int node) except NULL:
         """The node's cell of a bucket, made when there is none."""
@@ -570,7 +573,7 @@ cdef class Book:
         shares = list(self.rule(user, resource, budget, bucket.rate, wishes))
         if len(shares) != len(wishes):
             raise ValueError(f"the assignment rule gave {len(shares)} shares for {len(wishes)} nodes")
-        if not all(isfinite(share) and share >= 0.0 for share in shares) or sum(shares) > budget * (1 + SLACK):
+        if not all(isfinite(share) and share >= 0.0 for share in shares) or sum(shares) > max(budget, 0.0) * (1.0 + SLACK):
             raise ValueError(f"the assignment rule gave {shares!r} out of {budget!r}")
         given = iter(shares)
         for i in range(bucket.count):
@@ -728,6 +731,87 @@ cdef class Book:
             else:
                 bucket.level = level / before * _ceiling(bucket)
 
+    # Snapshots
+
+    def dump(self):
+        """Everything that must outlive us: names, levels, and the cells as they lie in memory.
+
+        Returns (names, numbers, cells): for each bucket its (user, resource); 5 doubles (level,
+        recorded, cost, slot, number of cells); and its cells.
+        """
+        cdef Py_ssize_t number
+        cdef Bucket *bucket
+        cdef double[5] row
+        names = []
+        numbers = []
+        cells = []
+        for number in range(self.count):
+            if self.names[number] is None:
+                continue
+            bucket = &self.buckets[number]
+            names.append(self.names[number])
+            row[0] = bucket.level
+            row[1] = bucket.recorded
+            row[2] = bucket.cost
+            row[3] = <double> bucket.slot
+            row[4] = bucket.count
+            numbers.append((<char *> row)[: sizeof(row)])
+            cells.append((<char *> bucket.cells)[: bucket.count * sizeof(Cell)])
+        return names, b"".join(numbers), b"".join(cells)
+
+    def load(
+        self,
+        list names not None,
+        bytes numbers not None,
+        bytes cells not None,
+        dict nodes not None,
+        *,
+        long long assigned,
+    ):
+        """Take over what `dump` of another book told. `nodes` has our number for each of its own.
+
+        The book must be new, and begin in the same slot.
+        """
+        cdef Py_ssize_t i, number, total = 0, at = 0
+        cdef double[5] row
+        cdef const char *packed = numbers
+        cdef const char *packed_cells = cells
+        cdef Bucket *bucket
+        cdef Cell *cell
+        cdef Cell old
+        cdef int j, node
+        if self.count:
+            raise ValueError("only a new book can be loaded")
+        if len(numbers) != len(names) * <Py_ssize_t> sizeof(row) or len(cells) % sizeof(Cell):
+            raise ValueError("the numbers do not fit the names")
+        for i in range(len(names)):
+            memcpy(row, packed + i * sizeof(row), sizeof(row))
+            for j in range(5):
+                if not isfinite(row[j]):
+                    raise ValueError(f"bucket {names[i]!r} has a number that is not finite")
+            if not 0 <= row[4] <= len(nodes):
+                raise ValueError(f"bucket {names[i]!r} has {row[4]!r} cells, of {len(nodes)} nodes")
+            total += <Py_ssize_t> row[4]
+        if total * <Py_ssize_t> sizeof(Cell) != len(cells):
+            raise ValueError("the cells do not fit the buckets")
+        self.assigned = assigned
+        for i in range(len(names)):
+            memcpy(row, packed + i * sizeof(row), sizeof(row))
+            user, resource = names[i]
+            number = self._number_of(user, resource, <long long> row[3])
+            bucket = &self.buckets[number]
+            bucket.recorded = row[1]
+            bucket.cost = row[2]
+            if bucket.rate >= 0.0:
+                bucket.level = min(row[0], _ceiling(bucket))
+            for _ in range(<int> row[4]):
+                memcpy(&old, packed_cells + at, sizeof(Cell))
+                at += sizeof(Cell)
+                node = nodes[old.node]
+                old.node = node
+                cell = self._cell(bucket, node)
+                cell[0] = old
+
     # Looking
 
     def sums_of(self, long long slot, bint rejected=False):
@@ -788,15 +872,6 @@ cdef class Book:
         """What is promised for slots that are not reported, and held by running requests."""
         number = self.users.get(user, {}).get(resource)
         return 0.0 if number is None else self._outstanding(&self.buckets[<int> number], self.assigned + 1)
-
-    def has_cells_of(self, str node_id not None):
-        cdef int node = self.nodes.number_of(node_id), i
-        cdef Py_ssize_t number
-        for number in range(self.count):
-            i = _position(&self.buckets[number], node)
-            if i < self.buckets[number].count and self.buckets[number].cells[i].node == node:
-                return True
-        return False
 
     def drop_node(self, str node_id not None):
         """Forget all cells of a node that is gone for good."""

@@ -8,6 +8,8 @@ ledger removes a node only when no book holds a cell of it.
 
 from libc.stdlib cimport free, realloc
 
+__all__ = ["Nodes"]
+
 
 cdef class Nodes:
     def __cinit__(self):
@@ -68,8 +70,10 @@ cdef class Nodes:
     def reported_of(self, str node_id not None):
         return self.reported[<int> self.numbers[node_id]]
 
-    def lead_of(self, str node_id not None):
-        return self.lead[<int> self.numbers[node_id]]
+    def numbers_of(self, str node_id not None):
+        """A node's (number, reported, lead)."""
+        cdef int number = self.numbers[node_id]
+        return number, self.reported[number], self.lead[number]
 
     def __contains__(self, node_id):
         return node_id in self.numbers

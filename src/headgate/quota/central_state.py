@@ -75,9 +75,7 @@ class CentralState:
 
     # Messages
 
-    def receive(
-        self, now: float, message: Report | Ask
-    ) -> list[tuple[str, Ack | Quota]]:
+    def receive(self, now: float, message: Report | Ask) -> list[tuple[str, Ack | Quota]]:
         """Take a message of a node, and tell what is to be sent, to whom."""
         if isinstance(message, Ask):
             return self._answer(now, message)

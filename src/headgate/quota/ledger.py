@@ -14,16 +14,18 @@ Limits may change at any time (`set_limits`); they take effect with the next ass
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import islice
 from typing import TypeAlias, TypeVar
 
+from headgate.errors import ConfigError
 from headgate.quota._book import Book
 from headgate.quota._nodes import Nodes
 from headgate.quota.entries import Entry
 from headgate.quota.limits_table import LimitsTable
 from headgate.quota.protocol import Ask, Report, ServiceQuota, Share
 from headgate.quota.service import BucketService, MakeService, Service
+from headgate.quota.snapshot import pack, unpack
 
 __all__ = ["Assignment", "Ledger"]
 
@@ -48,7 +50,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class KnownNode:
-    """How far a node is booked. A classic node has no boots; its reports are told by their slots."""
+    """How far a node is booked. A classic node has no boots: its reports go by their slots."""
 
     boot: int
     sequence: int
@@ -71,6 +73,10 @@ class Ledger:
     ) -> None:
         if not 0.1 <= slot_seconds <= 3600.0:
             raise ValueError(f"slot_seconds must be from 0.1 to 3600, got {slot_seconds!r}")
+        if assignment not in ("fair", "classic") and not callable(assignment):
+            raise ValueError(
+                f"assignment must be 'fair', 'classic' or a function, got {assignment!r}"
+            )
         if nr_slot < 1:
             raise ValueError(f"nr_slot must be 1 or more, got {nr_slot!r}")
         self.slot_seconds = slot_seconds
@@ -131,9 +137,7 @@ class Ledger:
         make = self._make_services.get(name, BucketService)
         self._services[name] = self._guarded(name, make, name, book) or BucketService(name, book)
 
-    def _guarded(
-        self, name: str, call: Callable[..., Result], *arguments: object
-    ) -> Result | None:
+    def _guarded(self, name: str, call: Callable[..., Result], *arguments: object) -> Result | None:
         """Call into a service. Its error is its own: logged, counted, and None for us."""
         try:
             return call(*arguments)
@@ -236,9 +240,7 @@ class Ledger:
         self._forget_nodes(slot)
 
     def _forget_nodes(self, slot: int) -> None:
-        old = (
-            node for node, known in self._known.items() if slot - known.seen > FORGET_NODE_SLOTS
-        )
+        old = (node for node, known in self._known.items() if slot - known.seen > FORGET_NODE_SLOTS)
         for node in list(islice(old, FORGET_NODES_AT_ONCE)):
             self._drop_cells(node)
             self._nodes.remove(node)
@@ -274,9 +276,7 @@ class Ledger:
                     quota.users[user] = shares
         return answer
 
-    def _grant(
-        self, slot: int, node: str, name: str, user: str
-    ) -> dict[int, dict[str, Share]]:
+    def _grant(self, slot: int, node: str, name: str, user: str) -> dict[int, dict[str, Share]]:
         entry = self._table.entry(name, user)
         if entry is None:
             return {slot: {}}
@@ -285,6 +285,47 @@ class Ledger:
             return service.grant(slot, node, user, list(entry.rates))
         shares = self._guarded(name, service.quota, slot - 1, node) or {}
         return {slot: shares[user]} if user in shares else {}
+
+    # Snapshots
+
+    def snapshot(self) -> bytes:
+        """Everything that must outlive this ledger, for `restore`: buckets, promises, sequences."""
+        head = {
+            "slot_seconds": self.slot_seconds,
+            "first": self._first,
+            "assigned": self._assigned,
+            "nodes": [
+                (node, *self._nodes.numbers_of(node), astuple(known))
+                for node, known in self._known.items()
+            ],
+        }
+        return pack(head, {name: book.dump() for name, book in self._books.items()})
+
+    def restore(self, packed: bytes) -> None:
+        """Go on from a snapshot; ConfigError when it cannot be used, and nothing is changed then.
+
+        The ledger must be new. Its limits are its own: they may have changed since. What was
+        saved beyond a bucket's capacity is lost, debts are not.
+        """
+        if self._first is not None:
+            raise ValueError("only a ledger that has booked nothing yet can be restored")
+        head, books = unpack(packed)
+        if head["slot_seconds"] != self.slot_seconds:
+            raise ConfigError(
+                f"the snapshot has slots of {head['slot_seconds']} s, expected {self.slot_seconds}"
+            )
+        if head["first"] is None:
+            return
+        self._begin(head["first"])
+        self._assigned = head["assigned"]
+        numbers: dict[int, int] = {}
+        for node, number, reported, lead, known in head["nodes"]:
+            self._known[node] = KnownNode(*known)
+            numbers[number] = self._nodes.add(node, reported, lead)
+        for name, dump in books.items():
+            if name not in self._books:
+                self._open(name)
+            self._books[name].load(*dump, numbers, assigned=self._assigned)
 
     # Looking
 
@@ -332,9 +373,14 @@ class Ledger:
         return result
 
     def level(self, service: str, user: str, resource: str, slot: int) -> float | None:
-        """What a bucket holds in a slot. None: no limit, or it is full and nothing is known of it."""
+        """What a bucket holds in a slot. None: no limit, or full and forgotten."""
         book = self._books.get(service)
         return None if book is None else book.level(user, resource, slot)
+
+    def outstanding(self, service: str, user: str, resource: str) -> float:
+        """What is promised of a bucket and not yet reported, and held by running requests."""
+        book = self._books.get(service)
+        return 0.0 if book is None else book.outstanding(user, resource)
 
     def recorded(self, service: str, user: str, resource: str) -> float:
         """All that was booked of a bucket."""

@@ -53,7 +53,11 @@ class LimitsTable:
         if entry is None or resource not in entry.rates:
             return None
         rate = entry.rates[resource]
-        return rate * self._slot_seconds, rate * entry.burst_seconds, self._since[entry.service, entry.user]
+        return (
+            rate * self._slot_seconds,
+            rate * entry.burst_seconds,
+            self._since[entry.service, entry.user],
+        )
 
     def newcomers(self, service: str, nodes: int) -> dict[str, float]:
         """A node's share per slot of a user it knows nothing of yet.

@@ -57,7 +57,7 @@ class QuotasInHand:
     def __init__(self, lease: int) -> None:
         self._lease = lease
         self._hands: dict[int, _Hand] = {}
-        self._usable: list[_Hand] = []  # of this slot and before, newest first
+        self._usable: list[_Hand] = []  # from this slot back to the newest whole Quota
         self._slot = 0
         self._held = 0
         self._free: dict[str, dict[str, None]] = {}
@@ -119,8 +119,6 @@ class QuotasInHand:
                 if shares:
                     return self._share(hand, shares)
                 newcomers = newcomers or hand.newcomers[service]
-            if hand.whole is not None:
-                break
         if newcomers:
             return NEWCOMER, tuple(newcomers.items())
         return FALLBACK, ()

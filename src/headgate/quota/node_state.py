@@ -18,9 +18,10 @@ Rules that are kept here:
 - All resources of a request agree, or none is charged. A refusal is counted for each resource
   that was short; those that were not get no demand that the short one would hold back anyway.
 - A Quota's amount is for the slot in all. What a newcomer took before it came is part of it.
-- A share without a fresh Quota is credit: it grows by the share in each slot, up to the larger
-  of the share and one request. It starts at a fraction of a request that is a hash of node and
-  user, so that nodes with a 64th of a request each do not all pass in the 64th slot.
+- A share without a fresh Quota is credit: it grows by the share in each slot; what piles up
+  unused is at most the larger of the share and one request. It starts at a fraction of a
+  request that is a hash of node and user, so that nodes with a 64th of a request each do not
+  all pass in the 64th slot.
 - Slot numbers do not go back. When the leader's clock does, the slot holds until the clock has
   caught up; the windows of the node go on meanwhile as if no Quota came.
 
@@ -28,13 +29,13 @@ A *window* is a slot as this node lived it: numbered without gaps or steps of th
 clock. Amounts are floats in the resource's unit, times are seconds, shares are units per slot.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from headgate.limits.checks import positive, whole
+from headgate.quota.fraction import fraction
 from headgate.quota.in_hand import FALLBACK, FREE, FRESH, REUSED, SAFE, QuotasInHand
 from headgate.quota.protocol import Ack, Ask, Quota, Report
 from headgate.quota.report_book import ReportBook
@@ -121,7 +122,7 @@ class NodeState:
         self._turn_at = self._clock.begin(self._slot + 1)
         self._generation = 0  # grows with all that may change a user's limits
         self._reported = -1  # the last window with a report
-        self._spread = _fraction(self.node_id) * _SPREAD * slot_seconds
+        self._spread = fraction(self.node_id) * _SPREAD * slot_seconds
         self._hands.turn(self._slot, 0)
 
     # --- requests -------------------------------------------------------------------------
@@ -203,11 +204,12 @@ class NodeState:
         if self._hands.is_free(service, user):
             return None
         if self._count >= self._max_users:
-            user = f"~{int(_fraction(user) * _SPARE_TALLIES)}"
+            user = f"~{int(fraction(user) * _SPARE_TALLIES)}"
         users = self._users.setdefault(service, {})
         tally = users.get(user)
         if tally is None:
-            tally = users[user] = Tally(service, user, self._window)
+            start = fraction(self.node_id, service, user)
+            tally = users[user] = Tally(service, user, self._window, start)
             self._count += 1
             self._book.mark(tally)  # so that it is forgotten again, whatever comes of it
         return tally
@@ -231,8 +233,7 @@ class NodeState:
         if tally.is_free:
             tally.lots.clear()
         elif tally.is_credit:
-            fraction = _fraction(self.node_id, tally.service, tally.name)
-            tally.grow(elapsed if was_credit else min(elapsed, 1), fraction)
+            tally.grow(elapsed if was_credit else min(elapsed, 1))
 
     def _find(self, tally: Tally) -> tuple[str, list[tuple[Cell, float]]]:
         state, shares = self._hands.find(tally.service, tally.name)
@@ -427,6 +428,12 @@ class NodeState:
             if share > 0.0
         )
 
+    def state(self, now: float, service: str, user: str) -> str:
+        """What a user has in this slot: fresh, reused, safe, newcomer, free or fallback."""
+        if now >= self._turn_at:
+            self._turn(now)
+        return self._hands.find(service, user)[0]
+
     def status(self, now: float) -> NodeStatus:
         """How the node stands."""
         if now >= self._turn_at:
@@ -462,12 +469,6 @@ class NodeState:
             f"NodeState({self.node_id!r}, slot={self._slot}, epoch={self._epoch}, "
             f"leader={self._leader!r}, quota_age={age}, users={self._count})"
         )
-
-
-def _fraction(*names: str) -> float:
-    """A number in [0, 1) that is the same for the same names, in every language."""
-    digest = hashlib.md5("\0".join(names).encode(), usedforsecurity=False).digest()
-    return int.from_bytes(digest[:4]) / 2**32
 
 
 def _name(what: str, value: str) -> str:

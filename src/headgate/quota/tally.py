@@ -130,6 +130,7 @@ class Tally:
         "lots",
         "name",
         "service",
+        "start",
         "starts",
         "state",
         "was_idle",
@@ -137,9 +138,10 @@ class Tally:
         "window",
     )
 
-    def __init__(self, service: str, name: str, window: int) -> None:
+    def __init__(self, service: str, name: str, window: int, start: float) -> None:
         self.service = service
         self.name = name
+        self.start = start  # in [0, 1)
         self.cells: dict[str, Cell] = {}
         self.starts: Cell | None = None
         self.lots: deque[Lot] = deque()
@@ -165,19 +167,21 @@ class Tally:
             self.starts = Cell("requests", is_start=True)
         return self.starts
 
-    def grow(self, slots: int, fraction: float) -> None:
+    def grow(self, slots: int) -> None:
         """Add the shares of `slots` slots to the credit.
 
-        A user who has no credit yet starts with `fraction` of a request and one slot's share.
+        What is left of a slot is carried as long as it is less than one request: else 2.5 per
+        slot would be worth 2, and 0.3 one request in four slots. More than that was there to be
+        used and was not; of it the larger of the share and one request is kept. A user who has
+        no credit yet begins with the part `start` of a request.
         """
         for cell, share in self.limits:
-            added = share * slots
             if not cell.has_credit:
                 cell.has_credit = True
-                cell.credit = fraction * cell.mean
-                added = share
-            if added > 0.0:
-                cell.credit = min(cell.credit + added, max(share, cell.mean))
+                cell.credit = min(self.start * cell.mean + share, max(share, cell.mean))
+            elif slots:
+                left = cell.credit + share * (slots - 1)
+                cell.credit = left + share if left < cell.mean else max(share, cell.mean)
 
     def short(self, expect: Mapping[str, float] | None) -> list[Cell] | None:
         """The cells that a request is short of, or None. Leaves its costs in `Cell.cost`."""

@@ -1,0 +1,97 @@
+"""Limits files, good and bad."""
+
+import math
+
+import pytest
+
+from headgate.errors import ConfigError
+from headgate.quota.entries import Entry, read_entries
+
+_GOOD = """
+[[limit]]
+service = "front"
+user = "user_foo"
+burst_seconds = 10
+traffic_up = 1048576000
+database_read = 51200
+
+[[limit]]
+service = "front"
+user = "*"
+"reads/second" = 0.5
+"""
+
+
+def test_a_limits_file_is_a_list_of_entries() -> None:
+    entries, faults = read_entries(_GOOD)
+    assert entries == [
+        Entry("front", "user_foo", 10.0, {"traffic_up": 1048576000.0, "database_read": 51200.0}),
+        Entry("front", "*", 10.0, {"reads/second": 0.5}),
+    ]
+    assert faults == []
+
+
+def test_an_empty_file_has_no_entries() -> None:
+    assert read_entries("# nothing yet\n") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("bad", "fault"),
+    [
+        ('user = "a"\nreads = 1', "service is missing, expected a name"),
+        ('service = "s"\nreads = 1', "user is missing, expected a name"),
+        ('service = ""\nuser = "a"\nreads = 1', "service must be a name that is not empty, got ''"),
+        ('service = "s"\nuser = 7\nreads = 1', "user must be a name that is not empty, got 7"),
+        ('service = "s"\nuser = "a\\u0007"\nreads = 1', "no control characters, got 'a\\x07'"),
+        (f'service = "s"\nuser = "{"a" * 257}"\nreads = 1', "at most 256 characters, got 257"),
+        ('service = "s"\nuser = "a"', "at least one resource, got none"),
+        (
+            'service = "s"\nuser = "a"\nreads = -1',
+            "reads must be a finite number from 0 up, got -1",
+        ),
+        ('service = "s"\nuser = "a"\nreads = nan', "from 0 up, got nan"),
+        ('service = "s"\nuser = "a"\nreads = inf', "from 0 up, got inf"),
+        ('service = "s"\nuser = "a"\nreads = true', "from 0 up, got True"),
+        ('service = "s"\nuser = "a"\nreads = "5/s"', "from 0 up, got '5/s'"),
+        ('service = "s"\nuser = "a"\n"" = 5', "a resource must be a name that is not empty"),
+        ('service = "s"\nuser = "a"\nreads = 5\nburst_seconds = -1', "burst_seconds must be"),
+        ('service = "front"\nuser = "*"\nreads = 5', "got a second one after limit 2"),
+    ],
+)
+def test_a_bad_entry_is_told_and_skipped_and_the_others_hold(bad: str, fault: str) -> None:
+    entries, faults = read_entries(f"{_GOOD}\n[[limit]]\n{bad}\n[[limit]]\n{_LAST}")
+    assert [entry.user for entry in entries] == ["user_foo", "*", "last"]
+    assert len(faults) == 1
+    assert faults[0].startswith("limit 3 (service ")
+    assert faults[0].endswith("; skipped")
+    assert fault in faults[0]
+
+
+_LAST = 'service = "front"\nuser = "last"\nreads = 1'
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("limit = 5", "limit must be a list of tables, [[limit]], got 5; skipped"),
+        ("limit = [5]", "limit 1: a limit must be a table, got 5; skipped"),
+        ('[[limits]]\nservice = "s"', "expected only [[limit]] tables, got 'limits'; skipped"),
+    ],
+)
+def test_what_is_no_table_of_limits_is_told(text: str, fault: str) -> None:
+    assert read_entries(text) == ([], [fault])
+
+
+def test_a_file_that_is_no_toml_is_refused_with_the_line() -> None:
+    with pytest.raises(ConfigError, match="not valid TOML: .*line 3"):
+        read_entries('[[limit]]\nservice = "s"\nuser = \n')
+
+
+def test_an_entry_checks_itself() -> None:
+    assert Entry("s", "u", rates={"reads": 0}).rates == {"reads": 0.0}
+    with pytest.raises(ValueError, match="reads must be a finite number from 0 up, got inf"):
+        Entry("s", "u", rates={"reads": math.inf})
+    with pytest.raises(ValueError, match="reads must be a finite number from 0 up, got 1000"):
+        Entry("s", "u", rates={"reads": 10**400})
+    with pytest.raises(ValueError, match="at least one resource"):
+        Entry("s", "u")

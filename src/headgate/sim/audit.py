@@ -369,7 +369,9 @@ class Audit:
                 )
 
     def _forget_old(self, hand: _Hand) -> None:
-        wholes = [slot for slot, known in hand.slots.items() if known["whole"] and slot <= hand.slot]
+        wholes = [
+            slot for slot, known in hand.slots.items() if known["whole"] and slot <= hand.slot
+        ]
         if wholes:
             for slot in [slot for slot in hand.slots if slot < max(wholes) - 1]:
                 del hand.slots[slot]

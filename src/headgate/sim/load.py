@@ -140,9 +140,7 @@ class Load:
                     track.offered += 1
                     track.refused += not passes
 
-    def _consume(
-        self, machine: Machine, service: str, user: str, costs: dict[str, float]
-    ) -> None:
+    def _consume(self, machine: Machine, service: str, user: str, costs: dict[str, float]) -> None:
         machine.process.consume(machine.now(), service, user, costs)
         if self._audit is not None:
             self._audit.consumed(service, user, costs)

@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-__all__ = ["GOALS", "STEPS", "Cell", "Goal", "Measures", "Missed", "missed", "measure"]
+__all__ = ["GOALS", "STEPS", "Cell", "Goal", "Measures", "Missed", "measure", "missed"]
 
 STEPS = 10  # per slot
 _WITHIN = 0.05
@@ -225,9 +225,7 @@ def _most_over(
     return most, units
 
 
-def _shares(
-    asked: list[float], passed: list[float], free: list[float], steps: int
-) -> list[float]:
+def _shares(asked: list[float], passed: list[float], free: list[float], steps: int) -> list[float]:
     """Of each window with demand, how much passed of what could have."""
     shares = []
     for start in range(0, len(passed) - steps, steps):
@@ -265,7 +263,9 @@ def _converged(
     wrong = _wrong_slots(asked, passed, free, unit, capacity)
     slowest: float | None = None
     for start, end in pairwise([*begins, float(slots)]):
-        last = max((slot for slot in wrong if math.floor(start) <= slot < math.floor(end)), default=-1)
+        last = max(
+            (slot for slot in wrong if math.floor(start) <= slot < math.floor(end)), default=-1
+        )
         waited = max(0.0, last + 1.0 - math.ceil(start - _ROUNDING))
         slowest = waited if slowest is None else max(slowest, waited)
     return slowest

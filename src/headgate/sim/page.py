@@ -76,7 +76,9 @@ def page(outcomes: Sequence[Outcome]) -> str:
 def _contents(outcomes: Sequence[Outcome]) -> str:
     lines = []
     for outcome in outcomes:
-        verdict = '<span class="yes">met</span>' if outcome.met else '<span class="no">missed</span>'
+        verdict = (
+            '<span class="yes">met</span>' if outcome.met else '<span class="no">missed</span>'
+        )
         name, title = html.escape(outcome.scenario.name), html.escape(outcome.scenario.title)
         lines.append(f'<tr><td><a href="#{name}">{title}</a></td><td>{verdict}</td></tr>')
     return "<table>" + "".join(lines) + "</table>"
@@ -141,7 +143,9 @@ def _figure(cell: Cell, runs: dict[str, Result]) -> str:
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - min(value, highest) / highest)
 
     def line(values: Sequence[float]) -> str:
-        return " ".join(f"{x:.1f},{y_of(value):.1f}" for x, value in zip(x_of, values, strict=False))
+        return " ".join(
+            f"{x:.1f},{y_of(value):.1f}" for x, value in zip(x_of, values, strict=False)
+        )
 
     ground = _HEIGHT - _BOTTOM
     parts = [

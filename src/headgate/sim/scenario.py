@@ -210,7 +210,7 @@ def _traffic(table: Table, nodes: tuple[str, ...]) -> list[Traffic]:
     user = table.text("user")
     users = table.whole("users", 1, least=1, most=1_000_000)
     if users > 1 and "{}" not in user:
-        table.wrong("user", f'a text with {{}} for the number of the user, since users = {users}')
+        table.wrong("user", f"a text with {{}} for the number of the user, since users = {users}")
     spread, moves = Spread(), []
     if "nodes" in table:
         spread = _spread(table, nodes)
@@ -281,9 +281,7 @@ def _known(weights: Table, nodes: tuple[str, ...]) -> list[str]:
     return chosen
 
 
-def _named(
-    table: Table, key: str, known: tuple[str, ...], default: Any = None
-) -> tuple[str, ...]:
+def _named(table: Table, key: str, known: tuple[str, ...], default: Any = None) -> tuple[str, ...]:
     """Machines by name; `node-2..5` are four."""
     chosen: list[str] = []
     for text in table.texts(key) if default is None else table.texts(key, default):

@@ -92,9 +92,7 @@ class Table:
             self.wrong(key, "true or false")
         return value
 
-    def text(
-        self, key: str, default: Any = _MISSING, *, of: Collection[str] | None = None
-    ) -> Any:
+    def text(self, key: str, default: Any = _MISSING, *, of: Collection[str] | None = None) -> Any:
         value = self.value(key, default)
         if key not in self._values:
             return value

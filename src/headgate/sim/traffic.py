@@ -163,9 +163,7 @@ class Stream:
         """Whether all nodes get the same, in the long run."""
         return self.traffic.spread.even and not self.traffic.moves
 
-    def counts(
-        self, time: float, seconds: float, live: Sequence[str]
-    ) -> Iterable[tuple[str, int]]:
+    def counts(self, time: float, seconds: float, live: Sequence[str]) -> Iterable[tuple[str, int]]:
         """(node, requests) of the `seconds` around `time`, for the nodes that are up."""
         while self._moves and time >= self._moves[0][0]:
             self._spread = self._moves.pop(0)[1]

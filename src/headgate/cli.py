@@ -188,7 +188,7 @@ def _simulate(arguments: argparse.Namespace, clock: Clock) -> int:
 
 @contextlib.contextmanager
 def _progress() -> "Iterator[Callable[[str, float], object] | None]":
-    """A bar on a terminal, where Rich is there to draw it. It goes to stderr and leaves no trace."""
+    """A bar on a terminal, if Rich is there to draw it: on stderr, and gone in the end."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -22,7 +22,7 @@ the wire have the precision of a 32-bit float; that much is forgiven.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,8 @@ class _Books:
     heard: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # boot, sequence, slot
     totals: dict[tuple[str, int], dict[Cell, float]] = field(default_factory=dict)
     buckets: dict[Cell, _Bucket] = field(default_factory=dict)
+    # What was promised since the last check: node, slot, amount, amount before, present slot.
+    unchecked: dict[Cell, tuple[str, int, float, float, int]] = field(default_factory=dict)
     assigned: int = -1  # the highest slot that was given out as a whole
     is_cold: bool = False  # it was not there from the beginning
 
@@ -206,25 +208,39 @@ class Audit:
         share: Share,
         now_slot: int,
     ) -> None:
+        """Write down what is promised, in place of what was promised before."""
         bucket = self._bucket(books, cell, rate)
-        self._refill(bucket, cell, rate, now_slot)
+        if now_slot > bucket.slot:
+            self._refill(bucket, cell, rate, now_slot)
         promised = bucket.promised.setdefault(node, {})
         before = promised.get(quota.slot, 0.0)
         promised[quota.slot] = share.amount
         if len(promised) > 2 * _KEPT_SLOTS:
             for slot in [slot for slot in promised if slot <= quota.slot - _KEPT_SLOTS]:
                 del promised[slot]
-        if share.amount <= before:
-            return
-        last = max(quota.slot, books.assigned)
-        outstanding = self._outstanding(books, bucket, last, now_slot)
-        there = bucket.level + rate * (last - now_slot)
-        if outstanding > there + _ROUNDING * max(outstanding, rate):
-            raise self._broken(
-                f"{central} promises {node} {share.amount:g} {cell[2]} of {cell[0]}/{cell[1]} for "
-                f"slot {quota.slot} (before: {before:g}): {outstanding:g} would be promised of "
-                f"{there:g} that are there (level {bucket.level:g}, {rate:g} per slot)"
-            )
+        if share.amount > before:
+            # All quotas of an assignment are sent at once: they are looked at together, before
+            # the central hears anything else. An answer to an Ask is looked at now.
+            books.unchecked[cell] = (node, quota.slot, share.amount, before, now_slot)
+            if not quota.whole:
+                self._check_promises(central, books)
+
+    def _check_promises(self, central: str, books: _Books) -> None:
+        unchecked, books.unchecked = books.unchecked, {}
+        for cell, (node, slot, amount, before, now_slot) in unchecked.items():
+            rate = self._rate(cell)
+            if rate is None:
+                continue
+            bucket = books.buckets[cell]
+            last = max(slot, books.assigned)
+            outstanding = self._outstanding(books, bucket, last, now_slot)
+            there = bucket.level + rate * (last - now_slot)
+            if outstanding > there + _ROUNDING * max(outstanding, rate):
+                raise self._broken(
+                    f"{central} promises {node} {amount:g} {cell[2]} of {cell[0]}/{cell[1]} for "
+                    f"slot {slot} (before: {before:g}), and {outstanding:g} in all, of {there:g} "
+                    f"that are there (level {bucket.level:g}, {rate:g} per slot)"
+                )
 
     def _bucket(self, books: _Books, cell: Cell, rate: float) -> _Bucket:
         bucket = books.buckets.get(cell)
@@ -233,11 +249,10 @@ class Audit:
         return bucket
 
     def _refill(self, bucket: _Bucket, cell: Cell, rate: float, slot: int) -> None:
-        if slot > bucket.slot:
-            ceiling = self._ceiling(cell, rate)
-            if bucket.level < ceiling:
-                bucket.level = min(ceiling, bucket.level + rate * (slot - bucket.slot))
-            bucket.slot = slot
+        ceiling = self._ceiling(cell, rate)
+        if bucket.level < ceiling:
+            bucket.level = min(ceiling, bucket.level + rate * (slot - bucket.slot))
+        bucket.slot = slot
 
     def _outstanding(self, books: _Books, bucket: _Bucket, last: int, now_slot: int) -> float:
         outstanding = 0.0
@@ -280,9 +295,11 @@ class Audit:
 
     def central_hears(self, name: str, message: Any) -> None:
         """Book a report as the central should."""
+        books = self._books[name]
+        if books.unchecked:
+            self._check_promises(name, books)
         if type(message) is not Report:
             return
-        books = self._books[name]
         heard = books.heard.get(message.node)
         if heard is not None and (message.boot, message.sequence) <= heard[:2]:
             return
@@ -329,12 +346,12 @@ class Audit:
                             f"and {consumed:g} were consumed"
                         )
 
-    def lost(self, name: str, cell: Cell) -> float:
-        """What went through nodes that crashed before this central heard of it."""
+    def lost(self, name: str, cell: Cell, down: Collection[str]) -> float:
+        """What went through nodes that crashed, or are `down`, and this central never heard of."""
         books = self._books[name]
         lost = 0.0
         for (node, boot), tally in self._tallies.items():
-            if boot < self._hands[node].boot:
+            if boot < self._hands[node].boot or node in down:
                 lost += tally.get(cell, 0.0) - books.totals.get((node, boot), {}).get(cell, 0.0)
         return lost
 

@@ -220,10 +220,11 @@ class ClassicCentral:
         """Assign, in the middle of the slot. The nodes fetch it with their next reports."""
         self._slot = self._slot_at(now)
         half = (now + self._offset) / self._slot_seconds - self._slot >= 0.5 - 1e-9
-        if self.leads and half and self._assigned < self._slot:
+        if half and self._assigned < self._slot:
             passed = self._slot - self._assigned
             self._assigned = self._slot
-            self._assign(passed)
+            if self.leads:
+                self._assign(passed)
         return []
 
     def due(self, now: float) -> float:

@@ -334,10 +334,10 @@ class Cluster:
                     self._audit.snapshot_written(name)
         self.world.at(self.world.now + self.scenario.slot_seconds, self._write_disks)
 
-    def recorded(self, service: str, user: str, resource: str) -> float | None:
-        """What the leader has booked; None if nobody leads."""
-        if self.leader is None or self.centrals[self.leader].process is None:
-            return None
+    def recorded(self, service: str, user: str, resource: str) -> float:
+        """What the leader has booked; nothing if nobody leads."""
+        if self.leader is None:
+            return 0.0
         process = self.centrals[self.leader].process
         return self._system.recorded(process, service, user, resource)
 

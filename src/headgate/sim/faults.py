@@ -5,7 +5,7 @@ frozen, the leader dies, the network gets bad or falls apart, and all is well ag
 later. The dice are those of the run, so the same random seed brings the same mishaps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from headgate.sim.cluster import Cluster
@@ -55,23 +55,31 @@ def _crash(cluster: Cluster, fault: Fault) -> Callable[[], object]:
     names = _names(cluster, fault)
     for name in names:
         cluster.crash(name)
-    return lambda: [cluster.restart(name, fault.disk) for name in names]
+    return partial(_restart_all, cluster, names, fault.disk)
 
 
 def _restart(cluster: Cluster, fault: Fault) -> None:
-    for name in _names(cluster, fault):
-        cluster.restart(name, fault.disk)
+    _restart_all(cluster, _names(cluster, fault), fault.disk)
+
+
+def _restart_all(cluster: Cluster, names: Sequence[str], disk: bool) -> None:
+    for name in names:
+        cluster.restart(name, disk)
 
 
 def _freeze(cluster: Cluster, fault: Fault) -> Callable[[], object]:
     names = _names(cluster, fault)
     for name in names:
         cluster.freeze(name)
-    return lambda: [cluster.thaw(name) for name in names]
+    return partial(_thaw_all, cluster, names)
 
 
 def _thaw(cluster: Cluster, fault: Fault) -> None:
-    for name in _names(cluster, fault):
+    _thaw_all(cluster, _names(cluster, fault))
+
+
+def _thaw_all(cluster: Cluster, names: Sequence[str]) -> None:
+    for name in names:
         cluster.thaw(name)
 
 

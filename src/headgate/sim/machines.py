@@ -42,6 +42,7 @@ class Machine:
         "_due",
         "_hear",
         "_pace",
+        "_planned",
         "_send",
         "_skew",
         "_speak",
@@ -67,7 +68,8 @@ class Machine:
         self._base = base
         self._pace = 1.0 + drift
         self._skew = skew
-        self._alarm = math.inf
+        self._alarm = math.inf  # the world's time at which it rings
+        self._planned = math.inf  # the same, by the machine's clock and without delay
         self._waiting: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
 
     @property
@@ -148,25 +150,24 @@ class Machine:
 
     def attend(self, now: float) -> None:
         """Ask the process when it wants to be woken, and see to it."""
-        time = (self._due(now) - self._base) / self._pace + _LATE
-        if time < self._alarm:
-            self._alarm = time
+        due = self._due(now)
+        if due < self._planned:
+            self._planned = due
+            self._alarm = time = (due - self._base) / self._pace + _LATE
             self._world.at(time, self._ring, time)
 
     def _ring(self, time: float) -> None:
         if time != self._alarm:
             return  # another alarm came before this one and set the next
-        self._alarm = math.inf
         if self.up:
             self.wake()
 
     def wake(self) -> None:
-        self._alarm = math.inf
         now = self.now()
         self.send(self._speak(now))
         # A process that is due and says nothing is asked again, but time must pass.
-        time = max((self._due(now) - self._base) / self._pace + _LATE, self._world.now + _AGAIN)
-        self._alarm = time
+        self._planned = due = max(self._due(now), now + _AGAIN)
+        self._alarm = time = (due - self._base) / self._pace + _LATE
         self._world.at(time, self._ring, time)
 
     def __repr__(self) -> str:

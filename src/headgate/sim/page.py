@@ -96,8 +96,7 @@ def _scenario(outcome: Outcome) -> list[str]:
     if not runs:
         return parts
     first = next(iter(runs.values()))
-    for cell in first.cells[:_MOST_USERS]:
-        parts.append(_figure(cell, runs))
+    parts += [_figure(cell, runs) for cell in first.cells[:_MOST_USERS]]
     if len(first.cells) > _MOST_USERS:
         more = len(first.cells) - _MOST_USERS
         parts.append(f'<p class="dim">and {more} more users, not drawn</p>')
@@ -151,9 +150,10 @@ def _figure(cell: Cell, runs: dict[str, Result]) -> str:
     parts = [
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="{html.escape(cell.user)}: asked for, passed and limit over time">',
-        f'<polygon class="demand" points="{_LEFT},{ground} {line(demand)} {x_of[-1]:.1f},{ground}"/>',
+        f'<polygon class="demand" points="{_LEFT},{ground} {line(demand)} '
+        f'{x_of[-1]:.1f},{ground}"/>',
     ]
-    shown = list(runs.values())[0].events
+    shown = next(iter(runs.values())).events
     for time, what in shown[:40]:
         x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * time / scenario.seconds
         parts.append(
@@ -162,9 +162,11 @@ def _figure(cell: Cell, runs: dict[str, Result]) -> str:
         )
         if len(shown) <= 4:
             parts.append(f'<text x="{x + 4:.1f}" y="{_TOP + 10}">{html.escape(what)}</text>')
-    for system in ("classic", "fair"):
-        if system in passed:
-            parts.append(f'<polyline class="{system}" points="{line(passed[system])}"/>')
+    parts += [
+        f'<polyline class="{system}" points="{line(passed[system])}"/>'
+        for system in ("classic", "fair")  # ours last, and so on top
+        if system in passed
+    ]
     if finite:
         parts.append(f'<polyline class="limit" points="{line(limit)}"/>')
     parts.append(
@@ -189,12 +191,14 @@ def _scales(highest: float, seconds: float) -> list[str]:
     for part in (0.0, 0.5, 1.0):
         y = _TOP + (ground - _TOP) * (1 - part)
         texts.append(
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(part * highest)}</text>'
+            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{_short(part * highest)}</text>"
         )
         x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * part
         anchor = ("start", "middle", "end")[round(2 * part)]
         texts.append(
-            f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="{anchor}">{part * seconds:g} s</text>'
+            f'<text x="{x:.1f}" y="{_HEIGHT - 8}" text-anchor="{anchor}">'
+            f"{part * seconds:g} s</text>"
         )
     return texts
 

@@ -92,7 +92,8 @@ def _csv(file: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]
     missing = [name for name in _NEEDED if name not in head]
     if missing:
         raise ConfigError(
-            f"{path}, line 1: expected a head line with {', '.join(_NEEDED)}, got {','.join(head)!r}"
+            f"{path}, line 1: expected a head line with {', '.join(_NEEDED)}, "
+            f"got {','.join(head)!r}"
         )
     for row in reader:
         yield reader.line_num, row
@@ -114,11 +115,6 @@ def _request(row: dict[str, Any], place: str, service: str) -> tuple[float, Requ
     unknown = [name for name in row if name not in _KNOWN]
     if unknown:
         raise ConfigError(f"{place}: {unknown[0]!r} is unknown: expected {', '.join(_NEEDED)}")
-    texts = {}
-    for name in ("user", "resource"):
-        texts[name] = row.get(name)
-        if not isinstance(texts[name], str) or not texts[name]:
-            raise ConfigError(f"{place}: {name} = {texts[name]!r}: expected a text")
     time = _number(row, "time", place)
     amount = _number(row, "amount", place)
     if amount < 0:
@@ -126,12 +122,19 @@ def _request(row: dict[str, Any], place: str, service: str) -> tuple[float, Requ
     number = zlib.crc32(repr(sorted(row.items(), key=str)).encode()) % _SPREAD
     return time, Request(
         row.get("service") or service,
-        texts["user"],
-        texts["resource"],
+        _text(row, "user", place),
+        _text(row, "resource", place),
         amount,
         row.get("node") or "",
         number,
     )
+
+
+def _text(row: dict[str, Any], name: str, place: str) -> str:
+    text = row.get(name)
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{place}: {name} = {text!r}: expected a text")
+    return text
 
 
 def _number(row: dict[str, Any], name: str, place: str) -> float:

@@ -192,7 +192,7 @@ class _Run:
         if all(rate is None for _, rate in rates):
             return None
         allowed: list[float] = []
-        for number, (time, rate) in enumerate(rates):
+        for number, (_, rate) in enumerate(rates):
             end = rates[number + 1][0] if number + 1 < len(rates) else self._scenario.seconds
             steps = round(end / self._step_seconds) - len(allowed)
             amount = math.inf if rate is None else rate * self._step_seconds
@@ -206,16 +206,19 @@ class _Run:
     def _settle(self, measures: Measures) -> None:
         """Compare what the leader has booked with what was consumed."""
         cluster = self._cluster
+        if cluster.leader is None:
+            return  # there are no books
         worst = lost = 0.0
+        down = [name for name, machine in cluster.nodes.items() if machine.process is None]
         for service, user in self._load.tracks:
             entry = entry_of(cluster.entries, service, user)
             for resource in entry.rates if entry is not None else ():
                 cell = (service, user, resource)
                 consumed = sum(tally.get(cell, 0.0) for tally in cluster.tallies.values())
                 recorded = cluster.recorded(*cell)
-                if recorded is None:
-                    return  # nobody leads: there are no books
-                gone = self._audit.lost(cluster.leader, cell) if self._audit is not None else 0.0
+                gone = 0.0
+                if self._audit is not None:
+                    gone = self._audit.lost(cluster.leader, cell, down)
                 lost += gone
                 difference = consumed - gone - recorded
                 if abs(difference) <= _ROUNDING * consumed:

@@ -236,7 +236,7 @@ def _traffic(table: Table, nodes: tuple[str, ...]) -> list[Traffic]:
 def _rate(table: Table) -> Rate:
     """`rate = 3000`, `rate = [[0, 3000], [60, 500]]`, with `ramp = true` or `cycle = [2, 8]`."""
     value = table.value("rate")
-    points = [[0, value]] if not isinstance(value, list) else value
+    points: list[Any] = value if isinstance(value, list) else [[0, value]]
     expected = "requests per second, or a list of [time, requests per second] in order of time"
     table.check("rate", lambda _: bool(points) and all(map(_is_pair, points)), expected)
     times = [time for time, _ in points]
@@ -245,8 +245,8 @@ def _rate(table: Table) -> Rate:
     if cycle is not None:
         table.check("cycle", lambda pair: _is_pair(pair) and pair[0] > 0, "[on, off] in seconds")
         cycle = (float(cycle[0]), float(cycle[1]))
-    points = tuple((float(time), float(rate)) for time, rate in points)
-    return Rate(points, table.flag("ramp", False), cycle)
+    steps = tuple((float(time), float(rate)) for time, rate in points)
+    return Rate(steps, table.flag("ramp", False), cycle)
 
 
 def _is_pair(value: object) -> bool:
@@ -298,7 +298,7 @@ def _named(table: Table, key: str, known: tuple[str, ...], default: Any = None) 
 
 
 def _cost(table: Table) -> dict[str, Cost]:
-    """`cost = 3`, or a table of resources: `{ requests = 1, bytes = { mean = 9000, tail = 1.5 } }`"""
+    """`cost = 3`, or a table: `{ requests = 1, bytes = { mean = 9000, tail = 1.5 } }`."""
     value = table.value("cost", 1)
     if not isinstance(value, dict):
         return {"requests": Cost(table.number("cost", 1.0, above=True))}
@@ -362,7 +362,7 @@ _TAKES = {
 
 
 def _faults(table: Table, known: tuple[str, ...]) -> list[Fault]:
-    network = _quality(Table(table.value("network", {}), "network"), Quality())
+    network = _quality(table.table("network"), Quality())
     return [_fault(one, known, network) for one in table.tables("fault")]
 
 
@@ -384,7 +384,7 @@ def _fault(table: Table, known: tuple[str, ...], network: Quality) -> Fault:
         every=table.number("every", above=True) if "every" in takes else 0.0,
     )
     if what == "network":
-        changed = Table(table.rest(), f"fault at {at:g}")
+        changed = table.part("network", table.rest())
         return replace(fault, quality=_quality(changed, network))
     table.done()
     return fault
@@ -394,10 +394,7 @@ def _groups(table: Table, known: tuple[str, ...]) -> tuple[tuple[str, ...], ...]
     groups = table.value("groups")
     if not isinstance(groups, list) or not groups:
         table.wrong("groups", "a list of lists of machines")
-    named = [
-        _named(Table({"groups": group}, "scenario", table.name("groups")), "groups", known)
-        for group in groups
-    ]
+    named = [_named(table.part("groups", {"groups": group}), "groups", known) for group in groups]
     together = [machine for group in named for machine in group]
     if len(set(together)) < len(together):
         table.wrong("groups", "groups that have no machine in common")

@@ -112,6 +112,10 @@ class Table:
             self.wrong(key, "a text or a list of texts")
         return value
 
+    def part(self, key: str, values: object) -> "Table":
+        """A table that is read in place of `key`, under its name."""
+        return Table(values, self._file, self.name(key))
+
     def table(self, key: str) -> "Table":
         """The table under `key`; an empty one if there is none."""
         return Table(self.value(key, {}), self._file, self.name(key))

@@ -188,7 +188,9 @@ class Audit:
         self._change_limits(quota.version, books)
         if quota.whole:
             books.assigned = max(books.assigned, quota.slot)
-        now_slot = quota.slot - 1 if quota.whole else min(quota.slot, books.assigned)
+        now_slot = quota.slot - 1
+        if not quota.whole:  # the answer to an Ask may be for this slot and for the next
+            now_slot = math.floor(quota.time / self._scenario.slot_seconds + _ROUNDING)
         for service, part in quota.services.items():
             for user, shares in part.users.items():
                 for resource, share in shares.items():
@@ -310,6 +312,8 @@ class Audit:
                 for bucket in books.buckets.values():
                     bucket.promised.pop(message.node, None)
                     bucket.held.pop(message.node, None)
+        if message.leaving:
+            slot -= _GONE_SLOTS  # it spends nothing any more: what it was promised is free
         books.heard[message.node] = (message.boot, message.sequence, slot)
         totals = books.totals.setdefault((message.node, message.boot), {})
         for service, users in message.lines.items():

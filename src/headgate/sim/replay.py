@@ -30,7 +30,7 @@ __all__ = ["Replay", "Request", "read_traffic"]
 
 _KNOWN = {"time", "user", "resource", "amount", "node", "service"}
 _NEEDED = ("time", "user", "resource", "amount")
-_SPREAD = 997  # lines that are alike are spread over so many places at most
+_SPREAD = 64  # lines without a node are spread over so many places at most
 
 
 class Request(NamedTuple):

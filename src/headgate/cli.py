@@ -175,7 +175,8 @@ def _simulate(arguments: argparse.Namespace, clock: Clock) -> int:
         document = {"met": met, "outcomes": [outcome.as_dict() for outcome in outcomes]}
         sys.stdout.write(json.dumps(document) + "\n")
     elif arguments.markdown:
-        sys.stdout.write(markdown({each.scenario.name: each.results for each in outcomes}))
+        told = {each.scenario.name: each.results for each in outcomes if each.results}
+        sys.stdout.write(markdown(told) if told else "")
     else:
         for outcome in outcomes:
             if outcome.results:

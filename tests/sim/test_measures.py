@@ -11,7 +11,11 @@ def steps(slots: list[float]) -> list[float]:
 
 
 def cell(
-    admitted: list[float], *, demand: float | list[float] = 30.0, limit: float = 10.0, **more: object
+    admitted: list[float],
+    *,
+    demand: float | list[float] = 30.0,
+    limit: float = 10.0,
+    **more: object,
 ) -> Cell:
     asked = demand if isinstance(demand, list) else [demand] * len(admitted)
     allowed = [limit / STEPS] * (STEPS * len(admitted))

@@ -98,9 +98,7 @@ def as_text(result: Result) -> str:
 
 @pytest.mark.parametrize("system", ["fair", "classic"])
 def test_the_same_seed_gives_the_same_run_to_the_byte(system: str) -> None:
-    first, again, other = (
-        as_text(run(scenario(), system=system, seed=seed)) for seed in (3, 3, 4)
-    )
+    first, again, other = (as_text(run(scenario(), system=system, seed=seed)) for seed in (3, 3, 4))
     assert first == again
     assert first != other
 
@@ -174,9 +172,7 @@ def test_a_new_leader_is_heard_soon_after_its_election() -> None:
 
 
 def test_limits_that_change_hold_from_then_on() -> None:
-    change = (
-        "\n[[fault]]\nat = 15\nwhat = 'limits'\nlimit = [{ user = 'alice', requests = 200 }]\n"
-    )
+    change = "\n[[fault]]\nat = 15\nwhat = 'limits'\nlimit = [{ user = 'alice', requests = 200 }]\n"
     (cell,) = run(scenario(STEADY + change)).cells
     assert cell.allowed[149] == pytest.approx(40.0)
     assert cell.allowed[150] == pytest.approx(20.0)

@@ -1,5 +1,6 @@
 import random
 from collections import Counter
+from itertools import pairwise
 from statistics import fmean, pvariance
 
 import pytest
@@ -90,7 +91,7 @@ def test_a_hopping_user_is_on_one_node_at_a_time_for_one_to_three_seconds() -> N
         ((node, _),) = hopping.counts((number + 0.5) * 0.1, 0.1, NODES)
         places.append(node)
     stays, length = [], 1
-    for before, after in zip(places, places[1:], strict=False):
+    for before, after in pairwise(places):
         if before == after:
             length += 1
         else:

@@ -97,21 +97,19 @@ def plain(results: Mapping[str, Sequence[Result]]) -> str:
 
 
 def markdown(results: Mapping[str, Mapping[str, Sequence[Result]]]) -> str:
-    """All scenarios, a section each."""
-    lines = []
-    for name, systems in results.items():
-        scenario = next(iter(systems.values()))[0].scenario
-        heads = " | ".join(systems)
-        lines += [
-            f"### {scenario.title} (`{name}`)",
-            "",
-            scenario.about,
-            "",
-            f"| | {heads} | goal | met |",
-            "|---|" + "---:|" * len(systems) + "---:|---|",
-        ]
-        for what, figures, expected, verdict in rows(systems):
-            expected = expected.replace("<=", "≤").replace(">=", "≥")
-            lines.append(f"| {what} | {' | '.join(figures)} | {expected} | {verdict} |")
-        lines.append("")
-    return "\n".join(lines)
+    """All scenarios in one table: what there is a goal for."""
+    systems = list(next(iter(results.values())))
+    lines = [
+        f"| scenario | figure | {' | '.join(systems)} | goal | met |",
+        "|---|---|" + "---:|" * len(systems) + "---:|---|",
+    ]
+    for name, runs in results.items():
+        scenario = next(iter(runs.values()))[0].scenario
+        what_happens = f"`{name}`: {scenario.about}"
+        for what, figures, expected, verdict in rows(runs):
+            if expected:
+                expected = expected.replace("<=", "≤").replace(">=", "≥")
+                cells = " | ".join([what_happens, what, *figures, expected, verdict])
+                lines.append(f"| {cells} |")
+                what_happens = ""
+    return "\n".join(lines) + "\n"

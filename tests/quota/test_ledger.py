@@ -19,7 +19,7 @@ def report(
     node: str, sequence: int, slot: int, *, boot: int = 1, service: str = "front", **lines: Line
 ) -> Report:
     users = {user: {"r": line} for user, line in lines.items()}
-    return Report(node, boot, sequence, slot, 0.0, {service: users} if users else {})
+    return Report(node, boot, sequence, 0, slot, 0.0, {service: users} if users else {})
 
 
 def line(consumed: float, *, rejected: int = 0, settled: float = 0.0, held: float = 0.0) -> Line:
@@ -145,6 +145,22 @@ def test_a_node_that_says_good_bye_loses_it_at_once() -> None:
     demand = dict.fromkeys(fleet.names, 300.0)
     fleet.step(demand, silent=("node-9",))
     assert sum(fleet.step(demand, silent=("node-9",)).values()) >= 990.0
+
+
+def test_a_late_report_is_set_against_the_refill_of_its_own_time() -> None:
+    """Half a minute without reports fills the bucket in the books only: the nodes went on."""
+    ledger = Ledger([entry(r=100.0, burst_seconds=10.0)])
+    fleet = Fleet(ledger, 5)
+    fleet.run(20, 300.0)
+    for name in fleet.names:
+        fleet.consumed[name] += 600.0  # 20 per slot on each of five nodes: the limit, for 30 slots
+    fleet.slot += 30
+    ledger.assign(fleet.slot - 1)
+    for name in fleet.names:
+        ledger.book(fleet.slot, fleet.report(name))
+    level = ledger.level("front", "u", "r", fleet.slot)
+    assert level is not None
+    assert -100.0 <= level <= 300.0
 
 
 # Asking
@@ -309,9 +325,10 @@ def test_a_classic_node_has_its_quota_ready_when_it_reports() -> None:
 def test_a_changed_limit_takes_effect_with_the_next_assignment_and_keeps_the_proportion() -> None:
     ledger = Ledger([entry(r=100.0, burst_seconds=10.0)])
     ledger.book(START, report("n", 1, START - 1, u=line(0.0)))
+    ledger.book(START + 20, report("n", 2, START + 19))
     ledger.assign(START + 20)
     assert ledger.level("front", "u", "r", START + 20) == 1000.0
-    ledger.book(START + 20, report("n", 2, START + 19, u=line(500.0)))
+    ledger.book(START + 20, report("n", 3, START + 20, u=line(500.0)))
     ledger.set_limits([entry(r=200.0, burst_seconds=10.0)])
     assert ledger.level("front", "u", "r", START + 20) == 500.0
     ledger.assign(START + 21)
@@ -501,7 +518,7 @@ def test_a_service_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -
     ledger = Ledger([bad, good], services={"front": Failing})
     lines = {"front": {"u": {"r": line(5.0)}}, "good": {"u": {"r": line(5.0)}}}
     with caplog.at_level(logging.CRITICAL):
-        ledger.book(START, Report("n", 1, 1, START - 1, 0.0, lines))
+        ledger.book(START, Report("n", 1, 1, 0, START - 1, 0.0, lines))
         ledger.assign(START)
         quota = ledger.quota(START, "n")
     assert quota["good"].users["u"]["r"].amount > 0.0

@@ -152,18 +152,19 @@ def test_settled_is_never_more_than_leaders_have_booked(seed: int) -> None:
     total = 0.0
     for slot in range(1, 40):
         now = float(slot)
-        node.consume(now, "front", "ann", {"reads": 1.0})
-        total += 1.0
-        report = _reports(node, now + 0.2)["c1"]
+        report = _reports(node, now + 0.2)["c1"]  # it tells of the slots before this one
         line = report.lines.get("front", {}).get("ann", {}).get("reads")
         if line is not None:
             assert line.consumed == total
             assert line.settled <= booked
         if chance.random() < 0.1:
             epoch += 1
+        told = total
+        node.consume(now + 0.2, "front", "ann", {"reads": 1.0})
+        total += 1.0
         leads, at = chance.random() < 0.7, now + 0.3
         under_way.append(
-            lambda report=report, total=total, leads=leads, epoch=epoch, at=at: deliver(  # type: ignore[misc]
+            lambda report=report, total=told, leads=leads, epoch=epoch, at=at: deliver(  # type: ignore[misc]
                 report, total, leads, epoch, at
             )
         )
@@ -248,6 +249,23 @@ def test_at_the_cap_new_users_share_and_nobody_gets_more() -> None:
     )
     assert passed <= 10 + 256
     assert len(node.status(0.2).users["front"]) <= 10 + 256
+
+
+def test_users_who_share_a_tally_are_not_free() -> None:
+    node = _node(max_users=1)
+    spare = {f"~{number}": {} for number in range(256)}
+    node.throttle(0.0, "front", "ann")
+    node.receive(0.0, "c1", _quota(1000, spare, time=1000.0))
+    assert node.offer(0.1, "front", "bob", {"reads": 1.0}, 1000) == 10
+
+
+def test_of_very_many_free_users_the_oldest_ask_again() -> None:
+    node = _node()
+    free: dict[str, dict[str, Share]] = {f"user-{number}": {} for number in range(100_001)}
+    node.receive(0.0, "c1", _quota(1000, free, {"reads": 1.0}, 1000.0))
+    assert node.state(0.1, "front", "user-0") == "newcomer"
+    assert node.state(0.1, "front", "user-1") == "free"
+    assert node.state(0.1, "front", "user-100000") == "free"
 
 
 def test_a_flood_of_reservations_is_a_few_numbers() -> None:

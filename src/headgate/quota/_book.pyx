@@ -22,7 +22,9 @@ other half stays for nodes that ask within the slot, and for the slot after. Sha
 worth only a few requests are given in whole requests; the fraction is carried in the cell, so
 that small limits go round between the nodes.
 
-A node that has missed two reports gets nothing more and what was promised to it is free again.
+A node that has missed two reports gets nothing more; what was promised to it stays promised until
+it reports, or is forgotten. When a late report comes, its consumption is set against the refill
+of its own time, also where that has spilled over a bucket that looked full meanwhile.
 Cells without traffic for a minute, and full buckets without cells, are forgotten, a bounded
 number in each assignment. Slots are whole numbers, amounts are floats in the resource's unit.
 """
@@ -285,7 +287,7 @@ cdef class Book:
     ) except -1:
         """Note in a cell what is new of it: the mean cost, the demand, the sums of the slot."""
         cdef Bucket *bucket = &self.buckets[number]
-        cdef double cost, demand, distance
+        cdef double cost, demand, distance, recovered
         cdef Sums sums
         cell.listed = max(cell.listed, self._day(slot))
         if served and new > 0.0:
@@ -309,6 +311,11 @@ cdef class Book:
             cell.demand = <float> demand
         else:
             cell.demand += <float> (0.3 * distance)
+        if usage.slots > 1 and bucket.spilled > 0.0:
+            # The older part was consumed while refill spilled over that should have covered it.
+            recovered = min(bucket.spilled, new * (usage.slots - 1) / usage.slots)
+            bucket.spilled -= recovered
+            bucket.level += recovered
         if new > 0.0 or refused:
             cell.last_consumed = new
             cell.last_rejected = refused
@@ -475,6 +482,7 @@ cdef class Book:
         cdef const long long *reported_by = self.nodes.reported
         cdef const int *lead = self.nodes.lead
         cdef int i
+        cdef bint late = False
         cdef long long first = self.first, reported, target
         cdef double outstanding = 0.0, available, budget, amount, total = 0.0, in_parts = 0.0
         cdef double request, per_request, whole, requests_left, wanted, given, gathered = 0.0, safe_part
@@ -494,9 +502,15 @@ cdef class Book:
                 wishes[i].rejected = cell.last_rejected
                 wishes[i].age = slot - first - cell.listed
             if slot - reported >= GONE_SLOTS:
+                # Nothing more for it; but what it has may be spent as long as we do not hear.
                 wishes[i].demand = -1.0
+                cell.lapsed += <float> _promised(cell, reported, reported + GONE_SLOTS - 1 + lead[cell.node])
                 memset(cell.promised, 0, 4 * sizeof(float))
+                outstanding += cell.held + cell.lapsed
+                late = True
                 continue
+            cell.lapsed = 0.0
+            late = late or reported < slot - 1
             outstanding += cell.held + _promised(cell, reported, slot - 1 + lead[cell.node])
             # Not a word of it in the last report, or in that of the slot in which it was asked for.
             if first + cell.listed <= reported and (
@@ -504,6 +518,12 @@ cdef class Book:
             ):
                 cell.demand = 0.0
             wishes[i].demand = cell.demand
+            if slot - first - max(cell.listed, cell.asked) >= FORGET_SLOTS - ROUND_TRIP_SLOTS:
+                # It is about to be forgotten, and a promise must not be forgotten with it.
+                wishes[i].demand = -1.0
+                cell.promised[(slot + lead[cell.node]) & 3] = 0.0
+        if not late:
+            bucket.spilled = 0.0
         available = bucket.level + bucket.rate - outstanding
         request = _request(bucket)
         budget = available
@@ -698,8 +718,9 @@ cdef class Book:
         cdef Cell *cell
         for i in range(bucket.count):
             cell = &bucket.cells[i]
+            outstanding += cell.held + cell.lapsed
             if self.assigned - self.nodes.reported[cell.node] < GONE_SLOTS:
-                outstanding += cell.held + _promised(
+                outstanding += _promised(
                     cell, self.nodes.reported[cell.node], last - 1 + self.nodes.lead[cell.node]
                 )
         return outstanding
@@ -873,6 +894,18 @@ cdef class Book:
         number = self.users.get(user, {}).get(resource)
         return 0.0 if number is None else self._outstanding(&self.buckets[<int> number], self.assigned + 1)
 
+    def release(self, str node_id not None):
+        """A node hands back what it was promised: it has stopped."""
+        cdef int node = self.nodes.number_of(node_id), i
+        cdef Py_ssize_t number
+        cdef Bucket *bucket
+        for number in range(self.count):
+            bucket = &self.buckets[number]
+            i = _position(bucket, node)
+            if i < bucket.count and bucket.cells[i].node == node:
+                memset(bucket.cells[i].promised, 0, 4 * sizeof(float))
+                bucket.cells[i].lapsed = bucket.cells[i].held = 0.0
+
     def drop_node(self, str node_id not None):
         """Forget all cells of a node that is gone for good."""
         cdef int node = self.nodes.number_of(node_id), i
@@ -922,11 +955,14 @@ cdef inline double _ceiling(Bucket *bucket) noexcept nogil:
 
 
 cdef inline void _refill(Bucket *bucket, long long slot) noexcept nogil:
-    cdef double ceiling
+    cdef double ceiling, refilled
     if slot > bucket.slot:
         ceiling = _ceiling(bucket)
-        if bucket.level < ceiling:
-            bucket.level = min(ceiling, bucket.level + bucket.rate * (slot - bucket.slot))
+        refilled = bucket.level + bucket.rate * (slot - bucket.slot)
+        if refilled > ceiling:
+            bucket.spilled += refilled - max(ceiling, bucket.level)
+            refilled = max(ceiling, bucket.level)
+        bucket.level = refilled
         bucket.slot = slot
 
 

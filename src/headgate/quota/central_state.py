@@ -17,7 +17,7 @@ import math
 from collections import deque
 
 from headgate.quota.ledger import Ledger
-from headgate.quota.protocol import Ack, Ask, Quota, Report
+from headgate.quota.protocol import Ack, Ask, Quota, Report, ServiceQuota
 
 __all__ = ["CentralState"]
 
@@ -81,36 +81,31 @@ class CentralState:
             return self._answer(now, message)
         if not self.leads:
             self._follow_clock(now, message.slot)
-        self.ledger.book(self.slot(now), message)
+        slot = self.slot(now)
+        was_live = self.ledger.is_live(message.node, slot)
+        self.ledger.book(slot, message)
         ack = Ack(
             self.name,
             self.leads,
             self.epoch,
             message.boot,
-            message.sequence,
+            self.ledger.booked(message.node, message.boot),
             message.sent,
             self.time(now),
         )
-        return [(message.node, ack)]
+        answer: list[tuple[str, Ack | Quota]] = [(message.node, ack)]
+        if self.leads and not was_live and not message.leaving:
+            # Do not let a node that is new or back wait for the next assignment: it is told now
+            # what everyone has, and can ask for the rest.
+            answer.append((message.node, self._quota(now, slot, message.node)))
+        return answer
 
     def _answer(self, now: float, ask: Ask) -> list[tuple[str, Ack | Quota]]:
         if not self.leads:
             return []
         answer = self.ledger.ask(self.slot(now), ask)
         return [
-            (
-                ask.node,
-                Quota(
-                    self.name,
-                    self.epoch,
-                    self.ledger.version,
-                    slot,
-                    self.time(now),
-                    self.ledger.nodes(slot),
-                    False,
-                    services,
-                ),
-            )
+            (ask.node, self._told(now, slot, services, whole=False))
             for slot, services in sorted(answer.items())
         ]
 
@@ -123,21 +118,21 @@ class CentralState:
         self.ledger.assign(slot)
         if not self.leads:
             return []
-        time = self.time(now)
-        count = self.ledger.nodes(slot)
-        return [
-            (
-                node,
-                Quota(
-                    self.name,
-                    self.epoch,
-                    self.ledger.version,
-                    slot + 1,
-                    time,
-                    count,
-                    True,
-                    self.ledger.quota(slot, node),
-                ),
-            )
-            for node in self.ledger.live_nodes(slot)
-        ]
+        return [(node, self._quota(now, slot + 1, node)) for node in self.ledger.live_nodes(slot)]
+
+    def _quota(self, now: float, slot: int, node: str) -> Quota:
+        return self._told(now, slot, self.ledger.quota(slot - 1, node), whole=True)
+
+    def _told(
+        self, now: float, slot: int, services: dict[str, ServiceQuota], *, whole: bool
+    ) -> Quota:
+        return Quota(
+            self.name,
+            self.epoch,
+            self.ledger.version,
+            slot,
+            self.time(now),
+            self.ledger.nodes(self.slot(now)),
+            whole,
+            services,
+        )

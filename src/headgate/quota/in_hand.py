@@ -192,11 +192,21 @@ class QuotasInHand:
         usable: list[_Hand] = []
         for slot in sorted((slot for slot in self._hands if slot <= self._slot), reverse=True):
             hand = self._hands[slot]
-            if usable and usable[-1].whole is not None:
+            newer = usable[-1] if usable else None
+            if newer is not None and newer.whole is not None:
                 del self._hands[slot]
-            elif hand.whole is None and slot < self._slot - self._lease:
-                # Single users of a slot long past: what was whole before it is as good.
-                del self._hands[slot]
-            else:
-                usable.append(hand)
+                continue
+            if newer is not None and newer.slot < self._slot - self._lease:
+                # Both are good for safe shares only: one of them will do.
+                _fold(newer, hand)
+                del self._hands[newer.slot]
+                usable.pop()
+            usable.append(hand)
         self._usable = usable
+
+
+def _fold(newer: _Hand, older: _Hand) -> None:
+    """Amend `older` by all that `newer` says."""
+    for service, users in newer.users.items():
+        older.users.setdefault(service, {}).update(users)
+        older.newcomers.setdefault(service, newer.newcomers[service])

@@ -149,12 +149,15 @@ class Ledger:
     # Booking
 
     def book(self, slot: int, report: Report) -> bool:
-        """Book a report that has come in in `slot`. False: it was known already."""
+        """Book a report that has come in in `slot`.
+
+        False: it was known already, or it takes for granted what is not booked here.
+        """
         self._begin(slot)
         known = self._known.get(report.node)
         if known is not None and known.boot == report.boot:
             known.seen = max(known.seen, slot)
-            if report.sequence <= known.sequence:
+            if report.sequence <= known.sequence or report.since > known.sequence:
                 return False
             covered = max(1, report.slot - known.slot)
             known.sequence = report.sequence
@@ -178,7 +181,15 @@ class Ledger:
             if name in self._books:
                 usage = self._books[name].record(report.node, reported, covered, not first, users)
                 self._guarded(name, self._services[name].consume, reported, usage)
+        if report.leaving:
+            for book in self._books.values():
+                book.release(report.node)
         return True
+
+    def booked(self, node: str, boot: int) -> int:
+        """The sequence up to which a boot of a node is booked; 0: nothing is."""
+        known = self._known.get(node)
+        return known.sequence if known is not None and known.boot == boot else 0
 
     def book_classic(
         self,
@@ -333,9 +344,12 @@ class Ledger:
         """How many nodes take part, as far as is known in `slot`."""
         return max(1, len(self.live_nodes(slot)))
 
+    def is_live(self, node: str, slot: int) -> bool:
+        return node in self._nodes and slot - self._nodes.reported_of(node) < GONE_SLOTS
+
     def live_nodes(self, slot: int) -> list[str]:
         """The nodes that have not missed more reports than may happen."""
-        return [node for node in self._known if slot - self._nodes.reported_of(node) < GONE_SLOTS]
+        return [node for node in self._known if self.is_live(node, slot)]
 
     @property
     def services(self) -> list[str]:

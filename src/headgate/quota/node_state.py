@@ -122,10 +122,9 @@ class NodeState:
         self._turn_at = self._clock.begin(self._slot + 1)
         self._generation = 0  # grows with all that may change a user's limits
         self._reported = -1  # the last window with a report
+        self._ready: list[tuple[str, Report]] = []  # the next ones, until they are due
         self._spread = fraction(self.node_id) * _SPREAD * slot_seconds
         self._hands.turn(self._slot, 0)
-
-    # --- requests -------------------------------------------------------------------------
 
     def throttle(
         self, now: float, service: str, user: str, expect: Mapping[str, float] | None = None
@@ -272,14 +271,12 @@ class NodeState:
             tally.asked = self._window
             self._asking.setdefault(tally.service, {})[tally.name] = None
 
-    # --- time -----------------------------------------------------------------------------
-
     def _turn(self, now: float) -> None:
         """A new window has begun."""
         slot_seconds = self._clock.slot_seconds
         lived = math.floor((now - self._begin) / slot_seconds) + 1
         if now >= self._clock.begin(self._slot + 1):
-            slot = max(self._clock.slot(now), self._slot + 1)
+            slot = max(self._clock.slot(now), self._slot + 1)  # whatever rounding says
             # A clock that leaps ahead mints no credit for time that nobody lived.
             windows = min(slot - self._slot, max(lived, 1))
             self._slot = slot
@@ -293,6 +290,9 @@ class NodeState:
         self._generation += 1
         self._hands.turn(self._slot, self._held)
         self._set_turn_at()
+        # Made now, to be sent when it is due: it tells of the slots that are over, and nothing of
+        # the one that has begun.
+        self._ready = self._report(now, self._slot - 1, leaving=False)
 
     def _set_turn_at(self) -> None:
         slot_seconds = self._clock.slot_seconds
@@ -314,8 +314,6 @@ class NodeState:
         self._set_turn_at()
         if now >= self._turn_at:
             self._turn(now)
-
-    # --- messages -------------------------------------------------------------------------
 
     def receive(self, now: float, central: str, message: Ack | Quota) -> None:
         """`message` has come from `central`."""
@@ -359,11 +357,14 @@ class NodeState:
         if now >= self._turn_at:
             self._turn(now)
         messages: list[tuple[str, Report | Ask]] = []
+        if self._reported < 0:
+            self._ready = self._report(now, self._slot - 1, leaving=False)
         if self._reported < 0 or (
             self._reported < self._window and now >= self._begin + self._spread
         ):
             self._reported = self._window
-            messages.extend(self._report(now, self._slot - 1, leaving=False))
+            messages.extend((to, report._replace(sent=now)) for to, report in self._ready)
+            self._ready = []
             self._forget()
         if self._asking:
             users = {service: list(names) for service, names in self._asking.items()}

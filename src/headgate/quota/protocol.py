@@ -11,6 +11,8 @@ Nothing here is hurt by loss, doubling or reordering:
 - Totals are cumulative since the node's boot. A report holds everything its central has not
   acknowledged yet, so each report stands for all before it, and a central books a report only
   when its sequence is higher than the last one it booked of that boot.
+- A central that has booked less than a report takes for granted (it was restored from an older
+  snapshot) does not book it; its Ack says how far it is, and the next report begins there.
 - A total that the central knows nothing of (it is new, or has forgotten an idle user) is
   booked as `consumed - settled`: what no leader has acknowledged so far.
 - An Ask books nothing. A Quota says how much a slot may take in all, not how much more.
@@ -46,6 +48,7 @@ class Report(NamedTuple):
     node: str
     boot: int  # grows with every life of the node that has lost its counters
     sequence: int  # grows with every report of a boot
+    since: int  # the sequence its central has acknowledged: the lines are what changed after it
     slot: int
     sent: float
     lines: Lines
@@ -63,7 +66,7 @@ class Ask(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """`sequence` of `boot` is booked at `central`."""
+    """Everything up to `sequence` of `boot` is booked at `central`; 0: nothing is."""
 
     central: str
     leads: bool

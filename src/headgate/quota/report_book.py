@@ -59,7 +59,9 @@ class ReportBook:
             lines = made.get(acknowledged)
             if lines is None:
                 lines = made[acknowledged] = self._lines(acknowledged)
-            report = Report(self.node, self.boot, sequence, slot, sent, lines, leaving)
+            report = Report(
+                self.node, self.boot, sequence, acknowledged, slot, sent, lines, leaving
+            )
             reports.append((central, report))
         return reports, fresh
 
@@ -68,7 +70,9 @@ class ReportBook:
         if sequence >= self.sequence:
             return  # never sent: of another life of this node, or nonsense
         self._answered[central] = self.sequence
-        self._acknowledged[central] = max(self._acknowledged[central], sequence)
+        # Less than before: the central was restored from a snapshot, or the Ack was overtaken;
+        # to tell again what it knows costs nothing but a longer report.
+        self._acknowledged[central] = sequence
         if leads:
             self.settled = max(self.settled, sequence)
 
@@ -112,7 +116,9 @@ class ReportBook:
                     cell.consumed,
                     cell.rejected,
                     cell.requests,
-                    cell.settle(self.settled),
+                    # A central that is behind what others know cannot have booked any of what
+                    # it was never told of.
+                    0.0 if 0 < since < cell.first else cell.settle(self.settled),
                     tally.held(resource),
                 )
                 for resource, cell in tally.cells.items()

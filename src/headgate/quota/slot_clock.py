@@ -30,9 +30,6 @@ __all__ = ["SlotClock"]
 _SAMPLES = 8
 # Two clocks drift apart by some microseconds in eight slots; a step is more than that.
 _DRIFT = 0.001
-# Unix time over a slot of 0.1 s is exact to 4e-6 of a slot. A slot may begin early by this part
-# of its length, so that it has begun at the time that `begin` gives for it.
-_EARLY = 1e-5
 
 
 class _Sample(NamedTuple):
@@ -66,7 +63,7 @@ class SlotClock:
 
     def slot(self, now: float) -> int:
         """The slot at the node's time `now`."""
-        return math.floor((now + self._offset) / self.slot_seconds + _EARLY)
+        return math.floor((now + self._offset) / self.slot_seconds)
 
     def begin(self, slot: int) -> float:
         """The node's time at which `slot` begins."""

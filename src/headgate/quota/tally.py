@@ -34,6 +34,7 @@ class Cell:
         "consumed",
         "cost",
         "credit",
+        "first",
         "has_credit",
         "has_mean",
         "is_start",
@@ -60,6 +61,7 @@ class Cell:
         self.credit = 0.0
         self.has_credit = False
         self.changed = 0  # the first report that has the newest change
+        self.first = 0  # the first report that has it; 0: none yet
         self.notes: list[tuple[int, float]] = []
 
     def learn(self, amount: float, times: int = 1) -> None:
@@ -74,6 +76,7 @@ class Cell:
 
     def note(self, sequence: int) -> None:
         """Report `sequence` has `consumed` as it stands now."""
+        self.first = self.first or sequence
         if len(self.notes) >= _MOST_NOTES:
             # To drop a note settles later, never too much. The oldest are the next to be
             # acknowledged, so the newest gives way.

@@ -94,9 +94,10 @@ class Forgetful(NodeState):
 
     def offer(self, now: float, service: str, user: str, amounts: Any, count: int) -> int:
         admitted = super().offer(now, service, user, amounts, count)
-        for _ in range(count // 10):
+        more = min(count - admitted, count // 10)
+        for _ in range(more):
             self.consume(now, service, user, amounts)
-        return min(count, admitted + count // 10)
+        return admitted + more
 
 
 class Modest(NodeState):

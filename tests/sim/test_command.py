@@ -54,7 +54,7 @@ def test_the_table_has_both_systems_the_goal_and_the_verdict(
 def test_a_goal_that_is_missed_is_exit_code_1(
     mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mine.write_text(MINE.replace("over_10 = 0.1", "over_10 = 0\nunder = 0"))
+    mine.write_text(MINE.replace("over_10 = 0.1", "over_10 = 0.1\nlowest_second = 2"))
     assert main(["simulate", str(mine), "--runs", "2"]) == 1
     printed = capsys.readouterr().out
     assert "worst of 2 seeds from 0" in printed

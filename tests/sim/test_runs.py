@@ -39,7 +39,7 @@ loss = 0.02
 double = 0.02
 late = 0.02
 [clocks]
-node-2 = { skew = 3, drift = 0.0002 }
+node-2 = { drift = 0.0002 }
 central-2 = { skew = -0.3 }
 [[fault]]
 at = 8.2

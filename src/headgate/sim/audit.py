@@ -16,8 +16,10 @@ What breaks one of them raises `InvariantBroken`, with the scenario, the random 
 the facts: `headgate simulate NAME --seed N` shows it again.
 
 The auditor knows a central by what it sends. A standby promises in the shadow, so of a new leader
-only its own promises are counted. Promises of nodes that missed two reports are void. Amounts on
-the wire have the precision of a 32-bit float; that much is forgiven.
+only its own promises are counted. A promise counts until its node has reported the slot, has
+stopped or started anew, or is forgotten. When a late report comes, what spilled over the full
+bucket in its time is set against it. Amounts in a ledger have the precision of a 32-bit float;
+that much is forgiven.
 """
 
 import copy
@@ -37,12 +39,11 @@ __all__ = ["Audit", "InvariantBroken"]
 
 Cell = tuple[str, str, str]  # service, user, resource
 
-_GONE_SLOTS = 3  # a node that is so far behind has missed two reports
-_KEPT_SLOTS = 4  # a promise older than this is void
+_FORGET_SLOTS = 300  # a node that is silent for longer is forgotten
 _ROUND_TRIP_SLOTS = 3  # beside its burst a bucket holds a request and so many slots' refill
 _LEASE = 3
 _FALLBACK = 10.0  # requests per second of a user nobody has told anything of
-_ROUNDING = 1e-5
+_ROUNDING = 2e-5
 
 
 class InvariantBroken(HeadgateError):
@@ -66,6 +67,7 @@ class InvariantBroken(HeadgateError):
 class _Bucket:
     level: float
     slot: int  # up to which it is refilled
+    spilled: float = 0.0  # what did not fit since some node was late
     promised: dict[str, dict[int, float]] = field(default_factory=dict)  # node, slot
     held: dict[str, float] = field(default_factory=dict)  # node
 
@@ -95,7 +97,9 @@ class _Hand:
     window: int = -1
     slot: int = -1
     taken: dict[Cell, float] = field(default_factory=dict)
+    counted: dict[Cell, float] = field(default_factory=dict)  # has ended in this window
     bound: dict[Cell, float] = field(default_factory=dict)
+    unshared: dict[Cell, float] = field(default_factory=dict)  # passed while nobody had told
 
 
 class Audit:
@@ -177,20 +181,19 @@ class Audit:
 
     # 1. Promises
 
-    def sent(self, source: str, target: str, message: Any) -> None:
+    def sent(self, source: Machine, target: str, message: Any) -> None:
         if type(message) is Quota:
-            self._promised(source, target, message)
+            self._promised(source.name, target, message)
         elif type(message) is Report:
-            self._reported(message)
+            self._reported(source, message)
 
     def _promised(self, central: str, node: str, quota: Quota) -> None:
         books = self._books[central]
         self._change_limits(quota.version, books)
         if quota.whole:
             books.assigned = max(books.assigned, quota.slot)
-        now_slot = quota.slot - 1
-        if not quota.whole:  # the answer to an Ask may be for this slot and for the next
-            now_slot = math.floor(quota.time / self._scenario.slot_seconds + _ROUNDING)
+        # Not to be had from the quota's slot: an answer may be for this one and for the next.
+        now_slot = math.floor(quota.time / self._scenario.slot_seconds + _ROUNDING)
         for service, part in quota.services.items():
             for user, shares in part.users.items():
                 for resource, share in shares.items():
@@ -213,13 +216,12 @@ class Audit:
         """Write down what is promised, in place of what was promised before."""
         bucket = self._bucket(books, cell, rate)
         if now_slot > bucket.slot:
-            self._refill(bucket, cell, rate, now_slot)
+            self._refill(books, bucket, cell, rate, now_slot)
         promised = bucket.promised.setdefault(node, {})
         before = promised.get(quota.slot, 0.0)
         promised[quota.slot] = share.amount
-        if len(promised) > 2 * _KEPT_SLOTS:
-            for slot in [slot for slot in promised if slot <= quota.slot - _KEPT_SLOTS]:
-                del promised[slot]
+        if quota.whole and quota.slot <= now_slot:
+            return  # a node that has come back is told what was given out a slot ago
         if share.amount > before:
             # All quotas of an assignment are sent at once: they are looked at together, before
             # the central hears anything else. An answer to an Ask is looked at now.
@@ -237,7 +239,8 @@ class Audit:
             last = max(slot, books.assigned)
             outstanding = self._outstanding(books, bucket, last, now_slot)
             there = bucket.level + rate * (last - now_slot)
-            if outstanding > there + _ROUNDING * max(outstanding, rate):
+            unit = self._units.get(cell, 1.0)
+            if outstanding > there + _ROUNDING * max(outstanding, rate, unit):
                 raise self._broken(
                     f"{central} promises {node} {amount:g} {cell[2]} of {cell[0]}/{cell[1]} for "
                     f"slot {slot} (before: {before:g}), and {outstanding:g} in all, of {there:g} "
@@ -250,37 +253,48 @@ class Audit:
             bucket = books.buckets[cell] = _Bucket(rate, books.begun)
         return bucket
 
-    def _refill(self, bucket: _Bucket, cell: Cell, rate: float, slot: int) -> None:
-        ceiling = self._ceiling(cell, rate)
-        if bucket.level < ceiling:
-            bucket.level = min(ceiling, bucket.level + rate * (slot - bucket.slot))
+    def _refill(
+        self, books: _Books, bucket: _Bucket, cell: Cell, rate: float, slot: int
+    ) -> None:
+        full = max(self._ceiling(cell, rate), bucket.level)
+        refilled = bucket.level + rate * (slot - bucket.slot)
+        if all(reported >= slot - 1 for _, _, reported in books.heard.values()):
+            bucket.spilled = 0.0
+        else:
+            bucket.spilled += max(0.0, refilled - full)
+        bucket.level = min(refilled, full)
         bucket.slot = slot
 
     def _outstanding(self, books: _Books, bucket: _Bucket, last: int, now_slot: int) -> float:
         outstanding = 0.0
         for node, promised in bucket.promised.items():
             reported = books.heard.get(node, (0, 0, now_slot - 1))[2]
-            if now_slot - reported < _GONE_SLOTS:
+            if now_slot - reported < _FORGET_SLOTS:
                 outstanding += bucket.held.get(node, 0.0)
-                oldest = max(reported, last - _KEPT_SLOTS)
-                outstanding += sum(a for slot, a in promised.items() if oldest < slot <= last)
+                for slot in [slot for slot in promised if slot <= reported]:
+                    del promised[slot]
+                outstanding += sum(amount for slot, amount in promised.items() if slot <= last)
         return outstanding
 
     # 2. Books
 
-    def _reported(self, report: Report) -> None:
-        """A node reports: what it says went through it must have."""
+    def _reported(self, machine: Machine, report: Report) -> None:
+        """A node reports: what it says went through it must have, up to the end of the slot."""
         life = (report.node, report.boot)
         if self._sequences.get(life, 0) >= report.sequence:
             return  # the same, to another central
         self._sequences[life] = report.sequence
         tally = self._tallies.get(life, {})
+        hand = self._hands[report.node]
+        is_now = machine.process.slot_and_window(machine.now())[1] == hand.window
         for service, users in report.lines.items():
             for user, resources in users.items():
                 for resource, line in resources.items():
                     cell = (service, user, resource)
                     total = self._total(life, cell, line.consumed)
                     real = tally.get(cell, 0.0)
+                    if is_now and not report.leaving:
+                        real -= hand.counted.get(cell, 0.0)
                     if abs(total - real) > 1e-9 * max(1.0, real):
                         raise self._broken(
                             f"{report.node} reports {total:g} {resource} of {service}/{user}, "
@@ -305,15 +319,17 @@ class Audit:
         heard = books.heard.get(message.node)
         if heard is not None and (message.boot, message.sequence) <= heard[:2]:
             return
-        slot = message.slot
+        slot, slots = message.slot, 1
         if heard is not None:
             slot = max(slot, heard[2])
-            if heard[0] != message.boot:
-                for bucket in books.buckets.values():
-                    bucket.promised.pop(message.node, None)
-                    bucket.held.pop(message.node, None)
-        if message.leaving:
-            slot -= _GONE_SLOTS  # it spends nothing any more: what it was promised is free
+            if heard[0] == message.boot:
+                if message.since > heard[1]:
+                    return  # it takes for granted what this central does not know
+                slots = max(1, slot - heard[2])
+        if message.leaving or (heard is not None and heard[0] != message.boot):
+            for bucket in books.buckets.values():
+                bucket.promised.pop(message.node, None)
+                bucket.held.pop(message.node, None)
         books.heard[message.node] = (message.boot, message.sequence, slot)
         totals = books.totals.setdefault((message.node, message.boot), {})
         for service, users in message.lines.items():
@@ -330,8 +346,10 @@ class Audit:
                         new = line.consumed - line.settled
                     totals[cell] = line.consumed
                     bucket = self._bucket(books, cell, rate)
-                    bucket.level -= new
-                    bucket.held[message.node] = line.held
+                    recovered = min(bucket.spilled, new * (slots - 1) / slots)
+                    bucket.spilled -= recovered
+                    bucket.level += recovered - new
+                    bucket.held[message.node] = 0.0 if message.leaving else line.held
 
     def central_heard(self, name: str, message: Any) -> None:
         """What the leader has recorded by now was consumed."""
@@ -409,41 +427,61 @@ class Audit:
         ends: bool = True,
     ) -> None:
         """`count` requests have passed. `ends`: their cost is counted at once."""
-        hand = self._hands[machine.name]
-        slot, window = machine.process.slot_and_window(now)
-        if window != hand.window:
-            hand.window = window
-            hand.slot = slot
-            hand.taken.clear()
-            hand.bound.clear()
+        hand = self._turned(machine, now)
+        slot = hand.slot
         for resource, cost in costs.items():
             cell = (service, user, resource)
             if cost > self._units.get(cell, 1.0):
                 self._units[cell] = cost
             if not ends:
                 continue  # the node charges what it expects, which is its own matter
-            self._consumed[cell] = self._consumed.get(cell, 0.0) + cost * count
+            self._count(hand, cell, cost * count)
             if self._rate(cell) is None:
                 continue
             hand.taken[cell] = taken = hand.taken.get(cell, 0.0) + cost * count
             before = hand.bound.get(cell, 0.0)
             if taken <= before:
                 continue
-            hand.bound[cell] = bound = max(before, self._in_hand(hand, cell, slot))
+            most = self._in_hand(hand, cell, slot)
+            if most is None:  # what the fallback lets through is not part of a share that comes
+                most = _FALLBACK * self._scenario.slot_seconds * self._units.get(cell, 1.0)
+                hand.unshared[cell] = taken
+            else:
+                most += hand.unshared.get(cell, 0.0)
+            hand.bound[cell] = bound = max(before, most)
             if taken > (bound + self._units.get(cell, 1.0)) * (1 + _ROUNDING):
                 raise self._broken(
                     f"{machine.name} let {taken:g} {resource} of {service}/{user} through in slot "
                     f"{slot}, and had {bound:g} in hand"
                 )
 
-    def consumed(self, service: str, user: str, costs: Mapping[str, float]) -> None:
+    def consumed(
+        self, machine: Machine, service: str, user: str, costs: Mapping[str, float]
+    ) -> None:
         """A request has ended whose cost was not counted when it passed."""
+        hand = self._turned(machine, machine.now())
         for resource, cost in costs.items():
-            cell = (service, user, resource)
-            self._consumed[cell] = self._consumed.get(cell, 0.0) + cost
+            self._count(hand, (service, user, resource), cost)
 
-    def _in_hand(self, hand: _Hand, cell: Cell, slot: int) -> float:
-        """The most that a node may believe it has for a user in a slot."""
+    def _turned(self, machine: Machine, now: float) -> _Hand:
+        """The node's hand in the window that it is in now."""
+        hand = self._hands[machine.name]
+        slot, window = machine.process.slot_and_window(now)
+        if window != hand.window:
+            hand.window = window
+            hand.slot = slot
+            hand.taken.clear()
+            hand.counted.clear()
+            hand.bound.clear()
+            hand.unshared.clear()
+        return hand
+
+    def _count(self, hand: _Hand, cell: Cell, amount: float) -> None:
+        self._consumed[cell] = self._consumed.get(cell, 0.0) + amount
+        hand.counted[cell] = hand.counted.get(cell, 0.0) + amount
+
+    def _in_hand(self, hand: _Hand, cell: Cell, slot: int) -> float | None:
+        """The most that a node may believe it has for a user in a slot; None: nobody has told."""
         service, user, resource = cell
         unit = self._units.get(cell, 1.0)
         most = -math.inf
@@ -459,6 +497,4 @@ class Audit:
                 most = max(known["newcomers"][service].get(resource, 0.0), unit)
             if known["whole"]:
                 break
-        if most == -math.inf:
-            return _FALLBACK * unit * max(1.0, self._scenario.slot_seconds)
-        return most
+        return most if most > -math.inf else None

@@ -144,7 +144,7 @@ class Cluster:
         if deliver is None:
             raise AssertionError(f"{machine.name} sends to {target!r}, which is no machine")
         if self._audit is not None:
-            self._audit.sent(machine.name, target, message)
+            self._audit.sent(machine, target, message)
         self.network.send(machine.name, target, _KINDS[type(message)], deliver, message)
 
     def _heard_by_node(self, name: str, hear: Hear) -> Hear:

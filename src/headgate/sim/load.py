@@ -143,7 +143,7 @@ class Load:
     def _consume(self, machine: Machine, service: str, user: str, costs: dict[str, float]) -> None:
         machine.process.consume(machine.now(), service, user, costs)
         if self._audit is not None:
-            self._audit.consumed(service, user, costs)
+            self._audit.consumed(machine, service, user, costs)
         tally = machine.tally
         for resource, amount in costs.items():
             key = (service, user, resource)

@@ -168,7 +168,8 @@ def test_a_late_report_is_set_against_the_refill_of_its_own_time() -> None:
 
 def test_a_newcomer_is_answered_within_the_slot_out_of_what_is_free() -> None:
     ledger = Ledger([entry(r=100.0)])
-    ledger.book(START, report("n", 1, START - 1))
+    for slot in range(START, START + 21):
+        ledger.book(slot, report("n", slot, slot - 1))
     answer = ledger.ask(START + 20, Ask("n", 1, START + 20, 0.0, {"front": ["u"]}))
     share = answer[START + 20]["front"].users["u"]["r"]
     assert 100.0 <= share.amount <= 1000.0
@@ -201,10 +202,13 @@ def test_a_node_nobody_has_heard_of_is_not_answered() -> None:
 
 def test_newcomers_have_a_nodes_part_of_what_everyone_has() -> None:
     ledger = Ledger([entry("*", r=100.0), entry("big", r=5000.0)])
-    for node in "abcd":
-        ledger.book(START, report(node, 1, START - 1))
-    ledger.assign(START)
-    assert ledger.quota(START, "a")["front"].newcomers == {"r": 25.0}
+    newcomers = []
+    for slot in range(START, START + 4):
+        for node in "abcd":
+            ledger.book(slot, report(node, slot, slot - 1))
+        ledger.assign(slot)
+        newcomers.append(ledger.quota(slot, "a")["front"].newcomers["r"])
+    assert newcomers == [6.25, 6.25, 25.0, 25.0]  # at first, how many nodes there are is a guess
 
 
 # Booking

@@ -301,16 +301,17 @@ cdef class Book:
             # Refusals of unknown cost: the node wants more than it had, say as much again.
             demand += new / usage.slots
         cell.held = held
-        # A jump beyond chance is believed at once; within it, the mean is the better guess.
+        # Within chance the mean is the better guess; a jump beyond it is believed at once. A fall
+        # is taken to go on: traffic that left within the slot has left by the time of the quota.
         distance = demand - cell.demand
-        if (
-            demand == 0.0
-            or cell.demand == <float> INFINITY
-            or distance * distance > 9.0 * _request(bucket) * max(demand, <double> cell.demand)
-        ):
+        if demand == 0.0 or cell.demand == <float> INFINITY:
+            cell.demand = <float> demand
+        elif distance * distance <= 9.0 * _request(bucket) * max(demand, <double> cell.demand):
+            cell.demand += <float> (0.3 * distance)
+        elif distance > 0.0:
             cell.demand = <float> demand
         else:
-            cell.demand += <float> (0.3 * distance)
+            cell.demand = <float> max(0.1 * demand, demand + distance)
         if usage.slots > 1 and bucket.spilled > 0.0:
             # The older part was consumed while refill spilled over that should have covered it.
             recovered = min(bucket.spilled, new * (usage.slots - 1) / usage.slots)

@@ -94,7 +94,7 @@ class CentralState:
             self.time(now),
         )
         answer: list[tuple[str, Ack | Quota]] = [(message.node, ack)]
-        if self.leads and not was_live and not message.leaving:
+        if self.leads and not was_live and self.ledger.is_live(message.node, slot):
             # Do not let a node that is new or back wait for the next assignment: it is told now
             # what everyone has, and can ask for the rest.
             answer.append((message.node, self._quota(now, slot, message.node)))

@@ -42,6 +42,8 @@ Sum: TypeAlias = dict[str, dict[str, dict[str, float]]]
 FORGET_NODE_SLOTS = 300
 FORGET_NODES_AT_ONCE = 4
 GONE_SLOTS = 3
+COLD_SLOTS = 2
+COLD_NODES = 16
 CATCH_UP_SLOTS = 3
 CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
 
@@ -271,11 +273,11 @@ class Ledger:
     def ask(self, slot: int, ask: Ask) -> dict[int, dict[str, ServiceQuota]]:
         """Answer a node that has met users it has no share for, by slot and service.
 
-        A user without a limit has an empty share: he is free. A node we do not know yet has to
-        report first.
+        A user without a limit has an empty share: he is free. A node that is new, or was silent,
+        has to report first.
         """
         answer: dict[int, dict[str, ServiceQuota]] = {}
-        if self._first is None or ask.node not in self._nodes:
+        if not self.is_live(ask.node, slot):
             return answer
         count = self.nodes(slot)
         for name, users in ask.users.items():
@@ -341,8 +343,12 @@ class Ledger:
     # Looking
 
     def nodes(self, slot: int) -> int:
-        """How many nodes take part, as far as is known in `slot`."""
-        return max(1, len(self.live_nodes(slot)))
+        """How many nodes take part, as far as is known in `slot`.
+
+        At the beginning not all of them have been heard of yet: then it is a guess.
+        """
+        is_cold = self._first is None or slot - self._first < COLD_SLOTS
+        return max(COLD_NODES if is_cold else 1, len(self.live_nodes(slot)))
 
     def is_live(self, node: str, slot: int) -> bool:
         return node in self._nodes and slot - self._nodes.reported_of(node) < GONE_SLOTS

@@ -22,6 +22,10 @@ Rules that are kept here:
   unused is at most the larger of the share and one request. It starts at a fraction of a
   request that is a hash of node and user, so that nodes with a 64th of a request each do not
   all pass in the 64th slot.
+- Under steady overload a share flows through its slot evenly. Who was refused at the end of a
+  slot is *paced* in the next: by the time t he may take (t + 0.1) of it, and one request. (Else a
+  fleet at ten times its limit would take all of it in the first tenth of every second, on all
+  nodes at once. Traffic that comes in bursts and is quiet at the end of a slot is not paced.)
 - Slot numbers do not go back. When the leader's clock does, the slot holds until the clock has
   caught up; the windows of the node go on meanwhile as if no Quota came.
 
@@ -49,6 +53,10 @@ __all__ = ["NodeState", "NodeStatus"]
 _FALLBACK_REQUESTS = 10.0
 # The reports of many nodes are spread over this part of a slot.
 _SPREAD = 0.1
+# Who was refused in this last part of a slot has demand all through it: his next share is given
+# out along the slot, with a head start, and not to the first who come.
+_LATE = 0.2
+_HEAD_START = 0.1
 # Users at rest that are looked at after each report.
 _LOOKS = 256
 # Users beyond `max_users` share so many tallies by hash: less for them, no more for anyone.
@@ -140,9 +148,9 @@ class NodeState:
         if tally is None:
             return None
         self._greet(tally)
-        short = tally.short(expect)
+        short = tally.short(expect, self._part(tally, now))
         if short is not None:
-            self._refuse(tally, short, 1)
+            self._refuse(tally, short, 1, now)
             return Throttled(service, user, short[0].resource, max(self._turn_at - now, 0.0))
         tally.charge(now, self._mark(tally))
         return None
@@ -169,18 +177,19 @@ class NodeState:
             return count
         self._greet(tally)
         is_alone = not tally.is_holding
+        part = self._part(tally, now)
         admitted = 0
         while admitted < count:
-            short = tally.short(amounts)
+            short = tally.short(amounts, part)
             if short is not None:
-                self._refuse(tally, short, count - admitted)
+                self._refuse(tally, short, count - admitted, now)
                 break
             sequence = self._mark(tally)
             tally.charge(now, sequence)
             tally.settle(amounts, sequence)
             admitted += 1
             if is_alone:
-                admitted += tally.admit_many(amounts, count - admitted)
+                admitted += tally.admit_many(amounts, count - admitted, part)
         return admitted
 
     def _tally(self, now: float, service: str, user: str) -> Tally | None:
@@ -221,6 +230,8 @@ class NodeState:
             tally.window = self._window
             tally.was_idle = elapsed > 1
             tally.was_refused = False
+            late = self._begin - _LATE * self._clock.slot_seconds
+            tally.is_paced = elapsed == 1 and tally.refused_at >= late
             for cell in tally.cells.values():
                 cell.taken = 0.0
         was_credit = tally.is_credit
@@ -250,7 +261,14 @@ class NodeState:
             self._book.mark(tally)
         return tally.changed
 
-    def _refuse(self, tally: Tally, short: list[Cell], times: int) -> None:
+    def _part(self, tally: Tally, now: float) -> float:
+        """The part of a share that may be taken by now: all of it, unless demand is steady."""
+        if not tally.is_paced or tally.is_credit:
+            return 1.0
+        return (now - self._begin) / self._clock.slot_seconds + _HEAD_START
+
+    def _refuse(self, tally: Tally, short: list[Cell], times: int, now: float) -> None:
+        tally.refused_at = now
         sequence = self._mark(tally)
         for cell in short:
             cell.rejected += times

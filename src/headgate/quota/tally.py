@@ -129,9 +129,11 @@ class Tally:
         "generation",
         "is_credit",
         "is_free",
+        "is_paced",
         "limits",
         "lots",
         "name",
+        "refused_at",
         "service",
         "start",
         "starts",
@@ -156,6 +158,8 @@ class Tally:
         self.window = window - 2  # no traffic in the slot before
         self.was_idle = True
         self.was_refused = False
+        self.refused_at = -math.inf
+        self.is_paced = False
         self.asked = -1
         self.changed = 0
 
@@ -186,8 +190,11 @@ class Tally:
                 left = cell.credit + share * (slots - 1)
                 cell.credit = left + share if left < cell.mean else max(share, cell.mean)
 
-    def short(self, expect: Mapping[str, float] | None) -> list[Cell] | None:
-        """The cells that a request is short of, or None. Leaves its costs in `Cell.cost`."""
+    def short(self, expect: Mapping[str, float] | None, part: float = 1.0) -> list[Cell] | None:
+        """The cells that a request is short of, or None. Leaves its costs in `Cell.cost`.
+
+        `part` of each share may be taken by now, and one request more.
+        """
         short: list[Cell] | None = None
         for cell, share in self.limits:
             if cell.is_start:
@@ -208,8 +215,9 @@ class Tally:
                         continue
                 else:
                     slack = share * _SLACK
+                    line = share if part >= 1.0 else min(share, part * share + cost)
                     # The first may be larger than the share, or it could never pass.
-                    if cell.taken + cost <= share + slack or cell.taken <= slack:
+                    if cell.taken + cost <= line + slack or cell.taken <= slack:
                         continue
             if short is None:
                 short = [cell]
@@ -265,7 +273,7 @@ class Tally:
             if is_same_credit and self.is_credit:
                 cell.credit += amount
 
-    def admit_many(self, amounts: Mapping[str, float], most: int) -> int:
+    def admit_many(self, amounts: Mapping[str, float], most: int, part: float = 1.0) -> int:
         """Charge and settle the equal requests that are sure to pass, at most `most`.
 
         One or two that might pass as well are left: `short` alone decides what is close.
@@ -274,7 +282,8 @@ class Tally:
         for cell, share in self.limits:
             cost = 1.0 if cell.is_start else amounts.get(cell.resource, 0.0)
             if cost > 0.0:
-                room = cell.credit if self.is_credit else share - cell.taken
+                line = share if part >= 1.0 else min(share, part * share + cost)
+                room = cell.credit if self.is_credit else line - cell.taken
                 times = min(times, room / cost - 1.0)
         many = math.floor(times)
         if many <= 0:

@@ -215,13 +215,15 @@ class Audit:
     ) -> None:
         """Write down what is promised, in place of what was promised before."""
         bucket = self._bucket(books, cell, rate)
+        if quota.whole and quota.slot <= now_slot:
+            # A node that has come back is told what was given out in the slot before.
+            bucket.promised.setdefault(node, {})[quota.slot] = share.amount
+            return
         if now_slot > bucket.slot:
             self._refill(books, bucket, cell, rate, now_slot)
         promised = bucket.promised.setdefault(node, {})
         before = promised.get(quota.slot, 0.0)
         promised[quota.slot] = share.amount
-        if quota.whole and quota.slot <= now_slot:
-            return  # a node that has come back is told what was given out a slot ago
         if share.amount > before:
             # All quotas of an assignment are sent at once: they are looked at together, before
             # the central hears anything else. An answer to an Ask is looked at now.
@@ -253,9 +255,7 @@ class Audit:
             bucket = books.buckets[cell] = _Bucket(rate, books.begun)
         return bucket
 
-    def _refill(
-        self, books: _Books, bucket: _Bucket, cell: Cell, rate: float, slot: int
-    ) -> None:
+    def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, rate: float, slot: int) -> None:
         full = max(self._ceiling(cell, rate), bucket.level)
         refilled = bucket.level + rate * (slot - bucket.slot)
         if all(reported >= slot - 1 for _, _, reported in books.heard.values()):

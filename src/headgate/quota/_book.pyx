@@ -422,7 +422,7 @@ cdef class Book:
         if slot <= self.assigned:
             return
         if slot > self.assigned + 4:
-            self._release_all()
+            self._lapse(slot)
         self._begin_outs(slot)
         for number in range(self.count):
             if number + 1 < self.count:
@@ -467,12 +467,25 @@ cdef class Book:
                     users.setdefault(name[0], {})[name[1]] = given.amount
         return result
 
-    def _release_all(self):
+    def _lapse(self, long long slot):
+        """We were away for longer than promises last: what may the nodes have spent meanwhile?
+
+        What they had, and their safe share in each slot since; until they tell.
+        """
         cdef Py_ssize_t number
         cdef int i
+        cdef Cell *cell
+        cdef long long reported
         for number in range(self.count):
             for i in range(self.buckets[number].count):
-                memset(self.buckets[number].cells[i].promised, 0, 4 * sizeof(float))
+                cell = &self.buckets[number].cells[i]
+                reported = self.nodes.reported[cell.node]
+                if self.assigned - reported < GONE_SLOTS:
+                    cell.lapsed = <float> (
+                        _promised(cell, reported, self.assigned + self.nodes.lead[cell.node])
+                        + cell.safe * (slot - 1 - max(self.assigned, reported))
+                    )
+                memset(cell.promised, 0, 4 * sizeof(float))
 
     cdef int _assign(self, int number, long long slot) except -1:
         cdef Bucket *bucket = &self.buckets[number]
@@ -719,11 +732,12 @@ cdef class Book:
         cdef Cell *cell
         for i in range(bucket.count):
             cell = &bucket.cells[i]
-            outstanding += cell.held + cell.lapsed
             if self.assigned - self.nodes.reported[cell.node] < GONE_SLOTS:
-                outstanding += _promised(
+                outstanding += cell.held + _promised(
                     cell, self.nodes.reported[cell.node], last - 1 + self.nodes.lead[cell.node]
                 )
+            else:
+                outstanding += cell.held + cell.lapsed
         return outstanding
 
     # Limits

@@ -246,11 +246,14 @@ class Ledger:
         """
         self._begin(slot)
         self._change_limits(slot)
+        self._assign_up_to(slot)
+        self._forget_nodes(slot)
+
+    def _assign_up_to(self, slot: int) -> None:
         for made_up in range(max(self._assigned + 1, slot - CATCH_UP_SLOTS + 1), slot + 1):
             for name, service in self._services.items():
                 self._guarded(name, service.assign, made_up)
         self._assigned = max(self._assigned, slot)
-        self._forget_nodes(slot)
 
     def _forget_nodes(self, slot: int) -> None:
         old = (node for node, known in self._known.items() if slot - known.seen > FORGET_NODE_SLOTS)
@@ -279,6 +282,7 @@ class Ledger:
         answer: dict[int, dict[str, ServiceQuota]] = {}
         if not self.is_live(ask.node, slot):
             return answer
+        self._assign_up_to(slot - 1)
         count = self.nodes(slot)
         for name, users in ask.users.items():
             newcomers = self._table.newcomers(name, count)

@@ -180,12 +180,14 @@ class Tally:
         What is left of a slot is carried as long as it is less than one request: else 2.5 per
         slot would be worth 2, and 0.3 one request in four slots. More than that was there to be
         used and was not; of it the larger of the share and one request is kept. A user who has
-        no credit yet begins with the part `start` of a request.
+        no credit yet begins with the part `start` of a request, less what this slot has taken
+        under other shares.
         """
         for cell, share in self.limits:
             if not cell.has_credit:
                 cell.has_credit = True
-                cell.credit = min(self.start * cell.mean + share, max(share, cell.mean))
+                first = min(self.start * cell.mean + share, max(share, cell.mean))
+                cell.credit = max(0.0, first - cell.taken)
             elif slots:
                 left = cell.credit + share * (slots - 1)
                 cell.credit = left + share if left < cell.mean else max(share, cell.mean)

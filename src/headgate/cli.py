@@ -7,6 +7,7 @@ edge: arguments, the terminal, the clock.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import locale
@@ -17,8 +18,11 @@ from typing import TYPE_CHECKING
 
 from headgate.clock import Clock, SystemClock
 from headgate.demo import limits, limits_screen
+from headgate.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from rich.console import Console
 
 __all__ = ["main"]
@@ -36,6 +40,7 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
+    _add_simulate(commands)
     arguments = parser.parse_args(argv)
     code: int = arguments.run(arguments, clock or SystemClock())
     return code
@@ -86,6 +91,131 @@ def _demo(arguments: argparse.Namespace, clock: Clock) -> int:
     limits_screen.show(demo, arguments.seconds, console, clock, _bars(console))
     console.print(limits_screen.summary(demo), soft_wrap=True)
     return 0
+
+
+def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="see how well limits hold in a simulated cluster, with faults",
+        description="Runs a cluster in virtual time, with our assignment and with the classic one, "
+        "and\ncompares what passed with the limits. The exit code is 0 if ours meets all goals of "
+        "the\nscenario, 1 if not, 2 if the command makes no sense.",
+        epilog="examples:\n  headgate simulate --list\n  headgate simulate overload-3x\n"
+        "  headgate simulate failover --seed 7 --html failover.html\n"
+        "  headgate simulate my.toml --traffic last-week.csv --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="a name, a TOML file, or all"
+    )
+    parser.add_argument("--list", action="store_true", help="tell the names of the scenarios")
+    parser.add_argument(
+        "--seed", type=_whole, default=0, metavar="N", help="of the dice (default: 0)"
+    )
+    parser.add_argument(
+        "--runs", type=_count, default=1, metavar="N", help="so many seeds; the worst figure counts"
+    )
+    parser.add_argument(
+        "--seconds", type=_seconds, metavar="S", help="how long, instead of what the file says"
+    )
+    parser.add_argument(
+        "--traffic", metavar="FILE", help="traffic from a .csv or .jsonl file, such as a log"
+    )
+    parser.add_argument("--html", metavar="FILE", help="draw it, as a page of its own")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON document")
+    output.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    parser.set_defaults(run=_simulate, parser=parser)
+
+
+def _simulate(arguments: argparse.Namespace, clock: Clock) -> int:
+    # Its parts take a while to import, which other commands should not wait for.
+    from headgate.sim import scenario
+    from headgate.sim.command import simulate
+    from headgate.sim.page import page
+    from headgate.sim.replay import read_traffic
+    from headgate.sim.table import markdown, plain
+
+    if arguments.list:
+        for name in scenario.names():
+            sys.stdout.write(f"{name:16}{scenario.load(name).title}\n")
+        return 0
+    if arguments.scenario is None:
+        arguments.parser.error("a SCENARIO is needed; --list tells which there are")
+    chosen = scenario.names() if arguments.scenario == "all" else [arguments.scenario]
+    replay = None
+    try:
+        scenarios = [scenario.load(name) for name in chosen]
+        if arguments.traffic is not None:
+            if len(scenarios) > 1:
+                raise ConfigError("--traffic goes with one scenario, not with all")
+            replay = read_traffic(arguments.traffic, scenarios[0])
+            scenarios = [replay.scenario(scenarios[0])]
+        if arguments.seconds is not None:
+            scenarios = [each.lasting(arguments.seconds) for each in scenarios]
+    except ConfigError as error:
+        arguments.parser.error(str(error))
+    with _progress() as progress:
+        outcomes = simulate(
+            scenarios,
+            seed=arguments.seed,
+            runs=arguments.runs,
+            replay=replay,
+            progress=progress,
+        )
+    if arguments.html is not None:
+        try:
+            with open(arguments.html, "w", encoding="utf-8") as file:
+                file.write(page(outcomes))
+        except OSError as error:
+            sys.stderr.write(f"headgate simulate: the page cannot be written: {error}\n")
+            return 1
+    met = all(outcome.met for outcome in outcomes)
+    if arguments.json:
+        document = {"met": met, "outcomes": [outcome.as_dict() for outcome in outcomes]}
+        sys.stdout.write(json.dumps(document) + "\n")
+    elif arguments.markdown:
+        told = {each.scenario.name: each.results for each in outcomes if each.results}
+        sys.stdout.write(markdown(told) if told else "")
+    else:
+        for outcome in outcomes:
+            if outcome.results:
+                sys.stdout.write(plain(outcome.results) + "\n")
+            if outcome.broken is not None:
+                sys.stdout.write(f"BROKEN: {outcome.broken}\n")
+            sys.stdout.write("\n")
+    return 0 if met else 1
+
+
+@contextlib.contextmanager
+def _progress() -> "Iterator[Callable[[str, float], object] | None]":
+    """A bar on a terminal, if Rich is there to draw it: on stderr, and gone in the end."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, part: bar.update(task, description=what, completed=part)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+
+
+def _count(text: str) -> int:
+    count = _whole(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+    return count
 
 
 def _seconds(text: str) -> float:

@@ -476,6 +476,12 @@ class NodeState:
             asking=sum(map(len, self._asking.values())),
         )
 
+    def slot_and_window(self, now: float) -> tuple[int, int]:
+        """The slot that requests are counted in, and which of the node's own windows it is."""
+        if now >= self._turn_at:
+            self._turn(now)
+        return self._slot, self._window
+
     def __repr__(self) -> str:
         age = self._hands.age
         return (

@@ -1,0 +1,500 @@
+"""The auditor: sees every message and every request of a run, and believes none of them.
+
+It keeps books of its own, in plain Python and from the messages alone, and shares no code with
+the ledger or the node. At each step it holds the system to four promises:
+
+1. Nothing is promised that is not there. When a central gives more than before for a slot, all
+   that is promised and not reported, with what running requests hold, is at most what its bucket
+   holds and the refill of the slot that is given out.
+2. Nothing is booked that was not consumed: what the leader has recorded is never above it. And
+   nodes report exactly what went through them.
+3. Nobody is without a bound: what a node lets through for a user in a slot is at most what it has
+   in hand for him (fresh, reused, a safe share, a newcomer's or the fallback) and one request.
+4. Epochs do not go back: a node that has heard a leader obeys none of an earlier epoch.
+
+What breaks one of them raises `InvariantBroken`, with the scenario, the random seed, the time and
+the facts: `headgate simulate NAME --seed N` shows it again.
+
+The auditor knows a central by what it sends. A standby promises in the shadow, so of a new leader
+only its own promises are counted. A promise counts until its node has reported the slot, has
+stopped or started anew, or is forgotten. When a late report comes, what spilled over the full
+bucket in its time is set against it. Amounts in a ledger have the precision of a 32-bit float;
+that much is forgiven.
+"""
+
+import copy
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headgate.errors import HeadgateError
+from headgate.quota.entries import Entry
+from headgate.quota.protocol import Quota, Report, Share
+from headgate.sim.machines import Machine
+from headgate.sim.scenario import Scenario, entry_of
+from headgate.sim.world import World
+
+__all__ = ["Audit", "InvariantBroken"]
+
+Cell = tuple[str, str, str]  # service, user, resource
+
+_FORGET_SLOTS = 300  # a node that is silent for longer is forgotten
+_ROUND_TRIP_SLOTS = 3  # beside its burst a bucket holds a request and so many slots' refill
+_LEASE = 3
+_FALLBACK = 10.0  # requests per second of a user nobody has told anything of
+_ROUNDING = 2e-5
+
+
+class InvariantBroken(HeadgateError):
+    """A run in which something happened that must never happen."""
+
+    def __init__(self, scenario: str, seed: int, time: float, facts: str) -> None:
+        super().__init__(
+            f"{facts} (scenario {scenario}, seed {seed}, at {time:.3f} s; "
+            f"see it again with: headgate simulate {scenario} --seed {seed})"
+        )
+        self.scenario = scenario
+        self.seed = seed
+        self.time = time
+        self.facts = facts
+
+    def __reduce__(self) -> tuple[type["InvariantBroken"], tuple[str, int, float, str]]:
+        return type(self), (self.scenario, self.seed, self.time, self.facts)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    slot: int  # up to which it is refilled
+    spilled: float = 0.0  # what did not fit since some node was late
+    promised: dict[str, dict[int, float]] = field(default_factory=dict)  # node, slot
+    held: dict[str, float] = field(default_factory=dict)  # node
+
+
+@dataclass(slots=True)
+class _Books:
+    """What one central must know, from what it has heard."""
+
+    begun: int
+    version: int = 1
+    heard: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # boot, sequence, slot
+    totals: dict[tuple[str, int], dict[Cell, float]] = field(default_factory=dict)
+    buckets: dict[Cell, _Bucket] = field(default_factory=dict)
+    # What was promised since the last check: node, slot, amount, amount before, present slot.
+    unchecked: dict[Cell, tuple[str, int, float, float, int]] = field(default_factory=dict)
+    assigned: int = -1  # the highest slot that was given out as a whole
+    is_cold: bool = False  # it was not there from the beginning
+
+
+@dataclass(slots=True)
+class _Hand:
+    """What a node has in hand, and what it has let through of it."""
+
+    boot: int
+    epoch: int = -1
+    slots: dict[int, dict[str, Any]] = field(default_factory=dict)
+    window: int = -1
+    slot: int = -1
+    taken: dict[Cell, float] = field(default_factory=dict)
+    counted: dict[Cell, float] = field(default_factory=dict)  # has ended in this window
+    bound: dict[Cell, float] = field(default_factory=dict)
+    unshared: dict[Cell, float] = field(default_factory=dict)  # passed while nobody had told
+
+
+class Audit:
+    """Watches one run."""
+
+    def __init__(self, scenario: Scenario, seed: int, world: World) -> None:
+        self._scenario = scenario
+        self._seed = seed
+        self._world = world
+        self._entries: Sequence[Entry] = scenario.limits
+        self._coming: Sequence[Entry] | None = None
+        self._found: dict[tuple[str, str], Entry | None] = {}
+        self._books: dict[str, _Books] = {}
+        self._disks: dict[str, _Books] = {}
+        self._processes: dict[str, Any] = {}
+        self._hands: dict[str, _Hand] = {}
+        self._sequences: dict[tuple[str, int], int] = {}
+        self._told: dict[tuple[str, int, Cell], tuple[float, float]] = {}
+        self._tallies: Mapping[tuple[str, int], Mapping[Cell, float]] = {}
+        self._units: dict[Cell, float] = {}
+        self._consumed: dict[Cell, float] = {}
+        self._leader: str | None = None
+
+    def _broken(self, facts: str) -> InvariantBroken:
+        return InvariantBroken(self._scenario.name, self._seed, self._world.now, facts)
+
+    def watch(self, tallies: Mapping[tuple[str, int], Mapping[Cell, float]]) -> None:
+        """Be shown what really went through each life of each node."""
+        self._tallies = tallies
+
+    # What happens to machines
+
+    def node_started(self, name: str, boot: int) -> None:
+        self._hands[name] = _Hand(boot)
+
+    def central_started(self, name: str, process: Any, slot: int, *, warm: bool) -> None:
+        self._processes[name] = process
+        if warm and name in self._disks:
+            self._books[name] = copy.deepcopy(self._disks[name])
+        else:
+            self._books[name] = _Books(slot, is_cold=name in self._books)
+
+    def snapshot_written(self, name: str) -> None:
+        self._disks[name] = copy.deepcopy(self._books[name])
+
+    def leads(self, name: str) -> None:
+        self._leader = name
+
+    def limits_changed(self, entries: Sequence[Entry]) -> None:
+        self._coming = entries
+
+    # Limits
+
+    def _rate(self, cell: Cell) -> float | None:
+        """Units per slot; None: no limit."""
+        user = cell[:2]
+        if user not in self._found:
+            self._found[user] = entry_of(self._entries, *user)
+        entry = self._found[user]
+        if entry is None or cell[2] not in entry.rates:
+            return None
+        return entry.rates[cell[2]] * self._scenario.slot_seconds
+
+    def _ceiling(self, cell: Cell, rate: float) -> float:
+        entry = self._found[cell[:2]]
+        assert entry is not None
+        capacity = entry.rates[cell[2]] * entry.burst_seconds
+        return max(capacity, self._units.get(cell, 1.0) + _ROUND_TRIP_SLOTS * rate)
+
+    def _change_limits(self, version: int, books: _Books) -> None:
+        """A central speaks of new limits: they hold for all of them from this slot on."""
+        if version != books.version:
+            books.version = version
+            if self._coming is not None:
+                self._entries, self._coming = self._coming, None
+                self._found.clear()
+        # What was saved keeps its proportion; to leave the level as it is forgives no more than
+        # the difference of two capacities, once.
+
+    # 1. Promises
+
+    def sent(self, source: Machine, target: str, message: Any) -> None:
+        if type(message) is Quota:
+            self._promised(source.name, target, message)
+        elif type(message) is Report:
+            self._reported(source, message)
+
+    def _promised(self, central: str, node: str, quota: Quota) -> None:
+        books = self._books[central]
+        self._change_limits(quota.version, books)
+        if quota.whole:
+            books.assigned = max(books.assigned, quota.slot)
+        # Not to be had from the quota's slot: an answer may be for this one and for the next.
+        now_slot = math.floor(quota.time / self._scenario.slot_seconds + _ROUNDING)
+        for service, part in quota.services.items():
+            for user, shares in part.users.items():
+                for resource, share in shares.items():
+                    cell = (service, user, resource)
+                    rate = self._rate(cell)
+                    if rate is not None:
+                        self._promise(central, books, node, cell, rate, quota, share, now_slot)
+
+    def _promise(
+        self,
+        central: str,
+        books: _Books,
+        node: str,
+        cell: Cell,
+        rate: float,
+        quota: Quota,
+        share: Share,
+        now_slot: int,
+    ) -> None:
+        """Write down what is promised, in place of what was promised before."""
+        bucket = self._bucket(books, cell, rate)
+        if quota.whole and quota.slot <= now_slot:
+            # A node that has come back is told what was given out in the slot before.
+            bucket.promised.setdefault(node, {})[quota.slot] = share.amount
+            return
+        if now_slot > bucket.slot:
+            self._refill(books, bucket, cell, rate, now_slot)
+        promised = bucket.promised.setdefault(node, {})
+        before = promised.get(quota.slot, 0.0)
+        promised[quota.slot] = share.amount
+        if share.amount > before:
+            # All quotas of an assignment are sent at once: they are looked at together, before
+            # the central hears anything else. An answer to an Ask is looked at now.
+            books.unchecked[cell] = (node, quota.slot, share.amount, before, now_slot)
+            if not quota.whole:
+                self._check_promises(central, books)
+
+    def _check_promises(self, central: str, books: _Books) -> None:
+        unchecked, books.unchecked = books.unchecked, {}
+        for cell, (node, slot, amount, before, now_slot) in unchecked.items():
+            rate = self._rate(cell)
+            if rate is None:
+                continue
+            bucket = books.buckets[cell]
+            last = max(slot, books.assigned)
+            outstanding = self._outstanding(books, bucket, last, now_slot)
+            there = bucket.level + rate * (last - now_slot)
+            unit = self._units.get(cell, 1.0)
+            if outstanding > there + _ROUNDING * max(outstanding, rate, unit):
+                raise self._broken(
+                    f"{central} promises {node} {amount:g} {cell[2]} of {cell[0]}/{cell[1]} for "
+                    f"slot {slot} (before: {before:g}), and {outstanding:g} in all, of {there:g} "
+                    f"that are there (level {bucket.level:g}, {rate:g} per slot)"
+                )
+
+    def _bucket(self, books: _Books, cell: Cell, rate: float) -> _Bucket:
+        bucket = books.buckets.get(cell)
+        if bucket is None:
+            bucket = books.buckets[cell] = _Bucket(rate, books.begun)
+        return bucket
+
+    def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, rate: float, slot: int) -> None:
+        full = max(self._ceiling(cell, rate), bucket.level)
+        refilled = bucket.level + rate * (slot - bucket.slot)
+        if all(reported >= slot - 1 for _, _, reported in books.heard.values()):
+            bucket.spilled = 0.0
+        else:
+            bucket.spilled += max(0.0, refilled - full)
+        bucket.level = min(refilled, full)
+        bucket.slot = slot
+
+    def _outstanding(self, books: _Books, bucket: _Bucket, last: int, now_slot: int) -> float:
+        outstanding = 0.0
+        for node, promised in bucket.promised.items():
+            reported = books.heard.get(node, (0, 0, now_slot - 1))[2]
+            if now_slot - reported < _FORGET_SLOTS:
+                outstanding += bucket.held.get(node, 0.0)
+                for slot in [slot for slot in promised if slot <= reported]:
+                    del promised[slot]
+                outstanding += sum(amount for slot, amount in promised.items() if slot <= last)
+        return outstanding
+
+    # 2. Books
+
+    def _reported(self, machine: Machine, report: Report) -> None:
+        """A node reports: what it says went through it must have, up to the end of the slot."""
+        life = (report.node, report.boot)
+        if self._sequences.get(life, 0) >= report.sequence:
+            return  # the same, to another central
+        self._sequences[life] = report.sequence
+        tally = self._tallies.get(life, {})
+        hand = self._hands[report.node]
+        is_now = machine.process.slot_and_window(machine.now())[1] == hand.window
+        for service, users in report.lines.items():
+            for user, resources in users.items():
+                for resource, line in resources.items():
+                    cell = (service, user, resource)
+                    total = self._total(life, cell, line.consumed)
+                    real = tally.get(cell, 0.0)
+                    if is_now and not report.leaving:
+                        real -= hand.counted.get(cell, 0.0)
+                    if abs(total - real) > 1e-9 * max(1.0, real):
+                        raise self._broken(
+                            f"{report.node} reports {total:g} {resource} of {service}/{user}, "
+                            f"and {real:g} went through it"
+                        )
+
+    def _total(self, life: tuple[str, int], cell: Cell, consumed: float) -> float:
+        """The total since boot. A node forgets idle users: their totals begin at 0 again."""
+        forgotten, last = self._told.get((*life, cell), (0.0, 0.0))
+        if consumed < last:
+            forgotten += last
+        self._told[(*life, cell)] = (forgotten, consumed)
+        return forgotten + consumed
+
+    def central_hears(self, name: str, message: Any) -> None:
+        """Book a report as the central should."""
+        books = self._books[name]
+        if books.unchecked:
+            self._check_promises(name, books)
+        if type(message) is not Report:
+            return
+        heard = books.heard.get(message.node)
+        if heard is not None and (message.boot, message.sequence) <= heard[:2]:
+            return
+        slot, slots = message.slot, 1
+        if heard is not None:
+            slot = max(slot, heard[2])
+            if heard[0] == message.boot:
+                if message.since > heard[1]:
+                    return  # it takes for granted what this central does not know
+                slots = max(1, slot - heard[2])
+        if message.leaving or (heard is not None and heard[0] != message.boot):
+            for bucket in books.buckets.values():
+                bucket.promised.pop(message.node, None)
+                bucket.held.pop(message.node, None)
+        books.heard[message.node] = (message.boot, message.sequence, slot)
+        totals = books.totals.setdefault((message.node, message.boot), {})
+        for service, users in message.lines.items():
+            for user, resources in users.items():
+                for resource, line in resources.items():
+                    cell = (service, user, resource)
+                    rate = self._rate(cell)
+                    if rate is None:
+                        continue
+                    before = totals.get(cell)
+                    # Never more than the ledger takes out: what it may know of is left out.
+                    new = line.consumed - (line.settled if before is None else before)
+                    if new < 0:
+                        new = line.consumed - line.settled
+                    totals[cell] = line.consumed
+                    bucket = self._bucket(books, cell, rate)
+                    recovered = min(bucket.spilled, new * (slots - 1) / slots)
+                    bucket.spilled -= recovered
+                    bucket.level += recovered - new
+                    bucket.held[message.node] = 0.0 if message.leaving else line.held
+
+    def central_heard(self, name: str, message: Any) -> None:
+        """What the leader has recorded by now was consumed."""
+        if type(message) is not Report or name != self._leader:
+            return
+        recorded_of = self._processes[name].ledger.recorded
+        for service, users in message.lines.items():
+            for user, resources in users.items():
+                for resource in resources:
+                    cell = (service, user, resource)
+                    recorded = recorded_of(service, user, resource)
+                    consumed = self._consumed.get(cell, 0.0)
+                    if recorded > consumed * (1 + 1e-9) + 1e-9:
+                        raise self._broken(
+                            f"{name} has recorded {recorded:g} {resource} of {service}/{user}, "
+                            f"and {consumed:g} were consumed"
+                        )
+
+    def lost(self, name: str, cell: Cell, down: Collection[str]) -> float:
+        """What went through nodes that crashed, or are `down`, and this central never heard of."""
+        books = self._books[name]
+        lost = 0.0
+        for (node, boot), tally in self._tallies.items():
+            if boot < self._hands[node].boot or node in down:
+                lost += tally.get(cell, 0.0) - books.totals.get((node, boot), {}).get(cell, 0.0)
+        return lost
+
+    # 3. and 4. Nodes
+
+    def node_hears(self, node: str, message: Any) -> None:
+        hand = self._hands[node]
+        if type(message) is not Quota:
+            if message.leads and message.epoch > hand.epoch and message.boot == hand.boot:
+                hand.epoch = message.epoch
+            return
+        if message.epoch < hand.epoch:
+            return
+        hand.epoch = message.epoch
+        known = hand.slots.setdefault(message.slot, {"whole": False, "users": {}, "newcomers": {}})
+        known["whole"] = known["whole"] or message.whole
+        for service, part in message.services.items():
+            known["newcomers"][service] = part.newcomers
+            for user, shares in part.users.items():
+                users = known["users"].setdefault((service, user), [])
+                users.append(shares)
+        if len(hand.slots) > 16:
+            self._forget_old(hand)
+
+    def node_heard(self, node: str, process: Any, now: float, message: Any) -> None:
+        hand = self._hands[node]
+        if type(message) is Quota and message.epoch < hand.epoch:
+            epoch = process.status(now).epoch
+            if epoch < hand.epoch:
+                raise self._broken(
+                    f"{node} follows epoch {epoch} though it has heard of epoch {hand.epoch}"
+                )
+
+    def _forget_old(self, hand: _Hand) -> None:
+        wholes = [
+            slot for slot, known in hand.slots.items() if known["whole"] and slot <= hand.slot
+        ]
+        if wholes:
+            for slot in [slot for slot in hand.slots if slot < max(wholes) - 1]:
+                del hand.slots[slot]
+
+    def admitted(
+        self,
+        machine: Machine,
+        now: float,
+        service: str,
+        user: str,
+        costs: Mapping[str, float],
+        count: int,
+        *,
+        ends: bool = True,
+    ) -> None:
+        """`count` requests have passed. `ends`: their cost is counted at once."""
+        hand = self._turned(machine, now)
+        slot = hand.slot
+        for resource, cost in costs.items():
+            cell = (service, user, resource)
+            if cost > self._units.get(cell, 1.0):
+                self._units[cell] = cost
+            if not ends:
+                continue  # the node charges what it expects, which is its own matter
+            self._count(hand, cell, cost * count)
+            if self._rate(cell) is None:
+                continue
+            hand.taken[cell] = taken = hand.taken.get(cell, 0.0) + cost * count
+            before = hand.bound.get(cell, 0.0)
+            if taken <= before:
+                continue
+            most = self._in_hand(hand, cell, slot)
+            if most is None:  # what the fallback lets through is not part of a share that comes
+                most = _FALLBACK * self._scenario.slot_seconds * self._units.get(cell, 1.0)
+                hand.unshared[cell] = taken
+            else:
+                most += hand.unshared.get(cell, 0.0)
+            hand.bound[cell] = bound = max(before, most)
+            if taken > (bound + self._units.get(cell, 1.0)) * (1 + _ROUNDING):
+                raise self._broken(
+                    f"{machine.name} let {taken:g} {resource} of {service}/{user} through in slot "
+                    f"{slot}, and had {bound:g} in hand"
+                )
+
+    def consumed(
+        self, machine: Machine, service: str, user: str, costs: Mapping[str, float]
+    ) -> None:
+        """A request has ended whose cost was not counted when it passed."""
+        hand = self._turned(machine, machine.now())
+        for resource, cost in costs.items():
+            self._count(hand, (service, user, resource), cost)
+
+    def _turned(self, machine: Machine, now: float) -> _Hand:
+        """The node's hand in the window that it is in now."""
+        hand = self._hands[machine.name]
+        slot, window = machine.process.slot_and_window(now)
+        if window != hand.window:
+            hand.window = window
+            hand.slot = slot
+            hand.taken.clear()
+            hand.counted.clear()
+            hand.bound.clear()
+            hand.unshared.clear()
+        return hand
+
+    def _count(self, hand: _Hand, cell: Cell, amount: float) -> None:
+        self._consumed[cell] = self._consumed.get(cell, 0.0) + amount
+        hand.counted[cell] = hand.counted.get(cell, 0.0) + amount
+
+    def _in_hand(self, hand: _Hand, cell: Cell, slot: int) -> float | None:
+        """The most that a node may believe it has for a user in a slot; None: nobody has told."""
+        service, user, resource = cell
+        unit = self._units.get(cell, 1.0)
+        most = -math.inf
+        for known_slot in sorted((s for s in hand.slots if s <= slot), reverse=True):
+            known = hand.slots[known_slot]
+            for shares in known["users"].get((service, user), ()):
+                share = shares.get(resource)
+                if not shares or share is None:
+                    return math.inf  # free, or this resource is
+                is_leased = slot - known_slot <= _LEASE
+                most = max(most, share.amount if is_leased else max(share.safe, unit))
+            if service in known["newcomers"] and most == -math.inf:
+                most = max(known["newcomers"][service].get(resource, 0.0), unit)
+            if known["whole"]:
+                break
+        return most if most > -math.inf else None

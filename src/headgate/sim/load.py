@@ -1,0 +1,174 @@
+"""The traffic as it meets the nodes: offers every request, and notes what became of it.
+
+Time goes in steps of a tenth of a slot. In the middle of each, every user's requests of that
+step are offered to their nodes: in the middle, so that a node whose clock is a bit off still
+counts them in the right slot.
+
+Requests that cost the same and end at once are offered together. One whose cost is drawn, or that
+runs for a while, is let through on what the node expects of it, and its real cost is told when
+it ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headgate.sim.audit import Audit
+from headgate.sim.cluster import Cluster
+from headgate.sim.machines import Machine
+from headgate.sim.replay import Replay
+from headgate.sim.traffic import Stream
+
+__all__ = ["Load", "Track"]
+
+Steps = dict[int, float]
+
+
+@dataclass(slots=True)
+class Track:
+    """What one user asked for and got, of each resource in each step; steps of nothing are left
+    out."""
+
+    demand: dict[str, Steps] = field(default_factory=dict)
+    admitted: dict[str, Steps] = field(default_factory=dict)
+    unit: dict[str, float] = field(default_factory=dict)  # the most that one request took
+    offered: int = 0  # requests
+    refused: int = 0
+    even: bool = True  # whether all nodes got the same traffic
+
+    def note(self, step: int, resource: str, unit: float, demand: float, admitted: float) -> None:
+        for series, amount in (self.demand, demand), (self.admitted, admitted):
+            steps = series.setdefault(resource, {})
+            steps[step] = steps.get(step, 0.0) + amount
+        if unit > self.unit.get(resource, 0.0):
+            self.unit[resource] = unit
+
+
+class Load:
+    """All traffic of a run."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        streams: Sequence[Stream],
+        replay: Replay | None,
+        audit: Audit | None,
+        step_seconds: float,
+        warm_up: float,
+    ) -> None:
+        self.tracks: dict[tuple[str, str], Track] = {}
+        self._cluster = cluster
+        self._streams = streams
+        self._replay = replay
+        self._audit = audit
+        self._step_seconds = step_seconds
+        self._first_counted = warm_up / step_seconds
+        self._touched: dict[str, Machine] = {}
+
+    def offer(self, step: int) -> None:
+        """Offer all requests of one step."""
+        self._touched.clear()
+        for stream in self._streams:
+            if stream.constant_cost is not None:
+                self._offer_together(stream, step, stream.constant_cost)
+            else:
+                self._offer_singly(stream, step)
+        if self._replay is not None:
+            self._offer_replayed(self._replay, step)
+        for machine in self._touched.values():
+            machine.attend(machine.now())  # it may have something to ask
+
+    def _track(self, service: str, user: str) -> Track:
+        track = self.tracks.get((service, user))
+        if track is None:
+            track = self.tracks[service, user] = Track()
+        return track
+
+    def _offer_together(self, stream: Stream, step: int, costs: dict[str, float]) -> None:
+        service, user = stream.traffic.service, stream.traffic.user
+        cluster = self._cluster
+        nodes = cluster.nodes
+        touched = self._touched
+        audit = self._audit
+        keys = [((service, user, resource), amount) for resource, amount in costs.items()]
+        offered = passed = 0
+        for name, count in stream.counts(cluster.world.now, self._step_seconds, cluster.live):
+            if not count:
+                continue
+            machine = touched[name] = nodes[name]
+            now = machine.now()
+            admitted = machine.process.offer(now, service, user, costs, count)
+            offered += count
+            if admitted:
+                passed += admitted
+                tally = machine.tally
+                for key, amount in keys:
+                    tally[key] = tally.get(key, 0.0) + amount * admitted
+                if audit is not None:
+                    audit.admitted(machine, now, service, user, costs, admitted)
+        if offered:
+            track = self._track(service, user)
+            track.even = track.even and stream.even
+            for resource, amount in costs.items():
+                track.note(step, resource, amount, amount * offered, amount * passed)
+            if step >= self._first_counted:
+                track.offered += offered
+                track.refused += offered - passed
+
+    def _offer_singly(self, stream: Stream, step: int) -> None:
+        traffic = stream.traffic
+        service, user, duration = traffic.service, traffic.user, traffic.duration
+        cluster = self._cluster
+        dice = cluster.world.traffic
+        track = self._track(service, user)
+        track.even = track.even and stream.even
+        for name, count in stream.counts(cluster.world.now, self._step_seconds, cluster.live):
+            machine = self._touched[name] = cluster.nodes[name]
+            now = machine.now()
+            for _ in range(count):
+                costs = {resource: cost.draw(dice) for resource, cost in traffic.cost.items()}
+                passes = machine.process.throttle(now, service, user) is None
+                if passes:
+                    if self._audit is not None:
+                        self._audit.admitted(machine, now, service, user, costs, 1, ends=False)
+                    if duration:
+                        machine.later(duration, self._consume, machine, service, user, costs)
+                    else:
+                        self._consume(machine, service, user, costs)
+                for resource, amount in costs.items():
+                    track.note(step, resource, amount, amount, amount if passes else 0.0)
+                if step >= self._first_counted:
+                    track.offered += 1
+                    track.refused += not passes
+
+    def _consume(self, machine: Machine, service: str, user: str, costs: dict[str, float]) -> None:
+        machine.process.consume(machine.now(), service, user, costs)
+        if self._audit is not None:
+            self._audit.consumed(machine, service, user, costs)
+        tally = machine.tally
+        for resource, amount in costs.items():
+            key = (service, user, resource)
+            tally[key] = tally.get(key, 0.0) + amount
+
+    def _offer_replayed(self, replay: Replay, step: int) -> None:
+        cluster = self._cluster
+        for request, count in replay.of_step(step):
+            name = request.node
+            if name not in cluster.nodes or not cluster.nodes[name].up:
+                if not cluster.live:
+                    continue
+                name = cluster.live[request.number % len(cluster.live)]
+            machine = self._touched[name] = cluster.nodes[name]
+            now = machine.now()
+            service, user = request.service, request.user
+            costs = {request.resource: request.amount}
+            admitted = machine.process.offer(now, service, user, costs, count)
+            key = (service, user, request.resource)
+            machine.tally[key] = machine.tally.get(key, 0.0) + request.amount * admitted
+            if self._audit is not None and admitted:
+                self._audit.admitted(machine, now, service, user, costs, admitted)
+            track = self._track(service, user)
+            track.even = False
+            amount = request.amount
+            track.note(step, request.resource, amount, amount * count, amount * admitted)
+            track.offered += count
+            track.refused += count - admitted

@@ -1,0 +1,121 @@
+"""The two systems that a scenario is run with: "fair" is ours, "classic" the older one.
+
+`Fair` puts the real node and the real central on the machines. Its ledger may be replaced, which
+is how tests show that a ledger with a fault is found out.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from headgate.quota.central_state import CentralState
+from headgate.quota.entries import Entry
+from headgate.quota.ledger import Ledger
+from headgate.quota.node_state import NodeState
+from headgate.quota.protocol import Ask, Report
+from headgate.sim.classic import ClassicCentral, ClassicNode
+from headgate.sim.cluster import Running, System
+from headgate.sim.machines import Machine
+from headgate.sim.scenario import Scenario
+
+__all__ = ["SYSTEMS", "Classic", "Fair", "MakeLedger", "make_system"]
+
+SYSTEMS = ("fair", "classic")
+
+MakeLedger = Callable[..., Ledger]
+
+
+class Fair:
+    """Nodes and centrals as they are."""
+
+    name = "fair"
+
+    def __init__(self, scenario: Scenario, make_ledger: MakeLedger = Ledger) -> None:
+        self._centrals = scenario.centrals
+        self._slot_seconds = scenario.slot_seconds
+        self._make_ledger = make_ledger
+
+    def node(self, machine: Machine, boot: int, leader: Callable[[], str | None]) -> Running:
+        state = NodeState(
+            machine.name,
+            boot,
+            self._centrals,
+            now=machine.now(),
+            wall=machine.wall(),
+            slot_seconds=self._slot_seconds,
+        )
+        return state, state.receive, state.outgoing, state.due
+
+    def central(
+        self, machine: Machine, entries: Sequence[Entry], snapshot: bytes | None
+    ) -> Running:
+        ledger = self._make_ledger(entries, slot_seconds=self._slot_seconds)
+        if snapshot is not None:
+            ledger.restore(snapshot)
+        state = CentralState(machine.name, ledger, now=machine.now(), wall=machine.wall())
+
+        def hear(now: float, source: str, message: Report | Ask) -> Iterable[tuple[str, Any]]:
+            return state.receive(now, message)
+
+        return state, hear, state.tick, state.due
+
+    def set_limits(self, central: Any, entries: Sequence[Entry]) -> None:
+        central.ledger.set_limits(entries)
+
+    def snapshot(self, central: Any) -> bytes:
+        snapshot: bytes = central.ledger.snapshot()
+        return snapshot
+
+    def recorded(self, central: Any, service: str, user: str, resource: str) -> float:
+        recorded: float = central.ledger.recorded(service, user, resource)
+        return recorded
+
+
+class Classic:
+    """The older system."""
+
+    name = "classic"
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._slot_seconds = scenario.slot_seconds
+
+    def node(self, machine: Machine, boot: int, leader: Callable[[], str | None]) -> Running:
+        node = ClassicNode(
+            machine.name,
+            now=machine.now(),
+            wall=machine.wall,
+            leader=leader,
+            slot_seconds=self._slot_seconds,
+            spread=0.1 * random.Random(machine.name).random(),
+        )
+        return node, node.receive, node.outgoing, node.due
+
+    def central(
+        self, machine: Machine, entries: Sequence[Entry], snapshot: bytes | None
+    ) -> Running:
+        central = ClassicCentral(
+            machine.name,
+            entries,
+            now=machine.now(),
+            wall=machine.wall(),
+            slot_seconds=self._slot_seconds,
+        )
+        return central, central.receive, central.tick, central.due
+
+    def set_limits(self, central: Any, entries: Sequence[Entry]) -> None:
+        central.set_limits(entries)
+
+    def snapshot(self, central: Any) -> bytes:
+        return b""  # it has nothing on disk
+
+    def recorded(self, central: Any, service: str, user: str, resource: str) -> float:
+        recorded: float = central.recorded(service, user, resource)
+        return recorded
+
+
+def make_system(name: str, scenario: Scenario, make_ledger: MakeLedger | None = None) -> System:
+    if name == "fair":
+        return Fair(scenario, make_ledger or Ledger)
+    if name == "classic":
+        return Classic(scenario)
+    raise ValueError(f"system must be one of {', '.join(SYSTEMS)}, got {name!r}")

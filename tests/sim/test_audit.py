@@ -1,0 +1,185 @@
+"""The auditor finds systems out that break a promise, each in a way of its own."""
+
+import pickle
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from headgate.quota.central_state import CentralState
+from headgate.quota.ledger import Ledger
+from headgate.quota.node_state import NodeState
+from headgate.quota.protocol import Ack, Quota, Report
+from headgate.sim import systems
+from headgate.sim.audit import InvariantBroken
+from headgate.sim.runs import run
+from headgate.sim.scenario import read
+
+STORY = """
+title = "A story"
+about = "Overload, a bad network, and a leader that is deposed and does not believe it."
+seconds = 40
+warm_up = 5
+nodes = 4
+centrals = 3
+deposed_seconds = 6
+[[limit]]
+user = "alice"
+requests = 400
+[[traffic]]
+user = "alice"
+rate = 1200
+[network]
+double = 0.2
+[[fault]]
+at = 15.3
+what = "freeze"
+machine = "leader"
+seconds = 4
+"""
+
+
+def test_the_system_as_it_is_breaks_nothing() -> None:
+    for seed in range(3):
+        run(read(STORY), seed=seed)
+
+
+class Generous(CentralState):
+    """Gives every node a bit more than the ledger has promised it."""
+
+    def tick(self, now: float) -> list[tuple[str, Quota]]:
+        return [(node, _with_more(quota, 1.3)) for node, quota in super().tick(now)]
+
+
+def _with_more(quota: Quota, factor: float) -> Quota:
+    services = {}
+    for service, part in quota.services.items():
+        users = {
+            user: {
+                resource: share._replace(amount=share.amount * factor)
+                for resource, share in shares.items()
+            }
+            for user, shares in part.users.items()
+        }
+        services[service] = part._replace(users=users)
+    return quota._replace(services=services)
+
+
+class Twice(Ledger):
+    """Books a report that comes twice, twice."""
+
+    def book(self, slot: int, report: Report) -> bool:
+        booked = super().book(slot, report)
+        if not booked:
+            again = report._replace(sequence=10_000_000 + self._again, boot=report.boot)
+            self._again += 1
+            lines = {
+                service: {
+                    user: {
+                        resource: line._replace(consumed=2 * line.consumed)
+                        for resource, line in resources.items()
+                    }
+                    for user, resources in users.items()
+                }
+                for service, users in report.lines.items()
+            }
+            super().book(slot, again._replace(lines=lines))
+        return booked
+
+    _again = 0
+
+
+class Forgetful(NodeState):
+    """Lets one request in ten through without a look at its share."""
+
+    def offer(self, now: float, service: str, user: str, amounts: Any, count: int) -> int:
+        admitted = super().offer(now, service, user, amounts, count)
+        more = min(count - admitted, count // 10)
+        for _ in range(more):
+            self.consume(now, service, user, amounts)
+        return admitted + more
+
+
+class Modest(NodeState):
+    """Reports half of what it has let through."""
+
+    def outgoing(self, now: float) -> list[tuple[str, Any]]:
+        told = []
+        for central, message in super().outgoing(now):
+            if isinstance(message, Report):
+                lines = {
+                    service: {
+                        user: {
+                            resource: line._replace(
+                                consumed=line.consumed / 2, settled=line.settled / 2
+                            )
+                            for resource, line in resources.items()
+                        }
+                        for user, resources in users.items()
+                    }
+                    for service, users in message.lines.items()
+                }
+                message = message._replace(lines=lines)
+            told.append((central, message))
+        return told
+
+
+class Loyal(NodeState):
+    """Obeys whoever speaks, also a leader of an earlier epoch."""
+
+    def receive(self, now: float, central: str, message: Ack | Quota) -> None:
+        if isinstance(message, Quota):
+            self._epoch = message.epoch
+        super().receive(now, central, message)
+
+
+@pytest.mark.parametrize(
+    ("part", "mutant", "complaint"),
+    [
+        ("CentralState", Generous, "that are there"),
+        ("NodeState", Forgetful, "in hand"),
+        ("NodeState", Modest, "went through it"),
+        ("NodeState", Loyal, "follows epoch 1 though it has heard of epoch 2"),
+    ],
+)
+def test_a_system_with_a_fault_is_found_out(
+    part: str, mutant: type, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(systems, part, mutant)
+    with pytest.raises(InvariantBroken, match=complaint):
+        run(read(STORY), seed=1)
+
+
+def test_a_ledger_that_books_reports_twice_is_found_out() -> None:
+    with pytest.raises(InvariantBroken, match="were consumed"):
+        run(read(STORY), seed=1, make_ledger=Twice)
+
+
+def generous_rule(
+    user: str, resource: str, available: float, refill: float, nodes: list[tuple[Any, ...]]
+) -> Iterable[float]:
+    return [available / len(nodes)] * len(nodes)
+
+
+def test_a_rule_of_ones_own_is_held_to_the_same_promises() -> None:
+    def make(entries: Any, **options: Any) -> Ledger:
+        return Ledger(entries, **options, assignment=generous_rule)
+
+    run(read(STORY), make_ledger=make)
+
+
+def test_the_classic_rule_promises_what_is_not_there() -> None:
+    def make(entries: Any, **options: Any) -> Ledger:
+        return Ledger(entries, **options, assignment="classic")
+
+    with pytest.raises(InvariantBroken, match="that are there"):
+        run(read(STORY), make_ledger=make)
+
+
+def test_what_is_broken_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "NodeState", Forgetful)
+    with pytest.raises(InvariantBroken) as caught:
+        run(read(STORY, name="story"), seed=5)
+    assert "headgate simulate story --seed 5" in str(caught.value)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.scenario, again.seed, again.time) == ("story", 5, caught.value.time)

@@ -321,6 +321,8 @@ cdef class Book:
             cell.demand = <float> demand
         else:
             cell.demand = <float> max(0.1 * demand, demand + distance)
+        if bucket.rate >= 0.0:
+            _refill(bucket, slot)
         if usage.slots > 1 and bucket.spilled > 0.0:
             # The older part was consumed while refill spilled over that should have covered it.
             recovered = min(bucket.spilled, new * (usage.slots - 1) / usage.slots)

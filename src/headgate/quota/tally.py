@@ -275,18 +275,26 @@ class Tally:
             if is_same_credit and self.is_credit:
                 cell.credit += amount
 
-    def admit_many(self, amounts: Mapping[str, float], most: int, part: float = 1.0) -> int:
-        """Charge and settle the equal requests that are sure to pass, at most `most`.
+    def admit_many(
+        self, amounts: Mapping[str, float], most: int, part: float, sequence: int
+    ) -> int:
+        """Charge and settle at once the equal requests that `short` would let pass, up to `most`.
 
-        One or two that might pass as well are left: `short` alone decides what is close.
+        Not the one that is larger than its share: that is left to `short`.
         """
         times = float(most)
         for cell, share in self.limits:
             cost = 1.0 if cell.is_start else amounts.get(cell.resource, 0.0)
             if cost > 0.0:
-                line = share if part >= 1.0 else min(share, part * share + cost)
-                room = cell.credit if self.is_credit else line - cell.taken
-                times = min(times, room / cost - 1.0)
+                if share <= 0.0:
+                    return 0
+                if self.is_credit:
+                    room = cell.credit + cost * _SLACK
+                else:
+                    line = share if part >= 1.0 else min(share, part * share + cost)
+                    room = line - cell.taken + share * _SLACK
+                if room < cost * times:
+                    times = room / cost
         many = math.floor(times)
         if many <= 0:
             return 0
@@ -297,8 +305,10 @@ class Tally:
                 cell.requests += many
             cell.learn(amount, many)
             cell.taken += amount * many
-        if self.is_credit:
-            for cell, _ in self.limits:
+            cell.changed = sequence
+        for cell, _ in self.limits:
+            cell.changed = sequence
+            if self.is_credit:
                 cost = 1.0 if cell.is_start else amounts.get(cell.resource, 0.0)
                 cell.credit -= cost * many
         return many

@@ -242,7 +242,7 @@ class NodeState:
         if tally.is_free:
             tally.lots.clear()
         elif tally.is_credit:
-            tally.grow(elapsed if was_credit else min(elapsed, 1))
+            tally.grow(elapsed if was_credit else min(elapsed, 1), begins=not was_credit)
 
     def _find(self, tally: Tally) -> tuple[str, list[tuple[Cell, float]]]:
         state, shares = self._hands.find(tally.service, tally.name)

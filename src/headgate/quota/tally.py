@@ -174,23 +174,25 @@ class Tally:
             self.starts = Cell("requests", is_start=True)
         return self.starts
 
-    def grow(self, slots: int) -> None:
+    def grow(self, slots: int, *, begins: bool) -> None:
         """Add the shares of `slots` slots to the credit.
 
         What is left of a slot is carried as long as it is less than one request: else 2.5 per
         slot would be worth 2, and 0.3 one request in four slots. More than that was there to be
         used and was not; of it the larger of the share and one request is kept. A user who has
-        no credit yet begins with the part `start` of a request, less what this slot has taken
-        under other shares.
+        no credit yet begins with the part `start` of a request. What this slot has taken under
+        other shares is part of it.
         """
         for cell, share in self.limits:
+            most = max(share, cell.mean)
             if not cell.has_credit:
                 cell.has_credit = True
-                first = min(self.start * cell.mean + share, max(share, cell.mean))
-                cell.credit = max(0.0, first - cell.taken)
+                cell.credit = min(self.start * cell.mean + share, most)
             elif slots:
                 left = cell.credit + share * (slots - 1)
-                cell.credit = left + share if left < cell.mean else max(share, cell.mean)
+                cell.credit = left + share if left < cell.mean else most
+            if begins:
+                cell.credit = min(cell.credit, max(0.0, most - cell.taken))
 
     def short(self, expect: Mapping[str, float] | None, part: float = 1.0) -> list[Cell] | None:
         """The cells that a request is short of, or None. Leaves its costs in `Cell.cost`.

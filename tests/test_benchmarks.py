@@ -81,7 +81,7 @@ def test_every_row_of_the_quota_part_is_measured() -> None:
     rows = [
         *quota.assignment(400, 200),
         *quota.booking(400),
-        *quota.memory(2000),
+        *quota.memory(20_000),
         *quota.simulator(seconds=15),
     ]
     assert [row.what.split(",")[0] for row in rows] == [

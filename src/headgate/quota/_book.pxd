@@ -30,7 +30,7 @@ cdef struct Bucket:
 
 cdef struct Given:
     int bucket
-    float amount, safe
+    float amount
 
 cdef struct Out:
     Given *given
@@ -69,7 +69,7 @@ cdef class Book:
     cdef object terms  # user, resource -> (rate, capacity, the slot it began in), or None: no limit
     cdef Wish *wishes
     cdef Py_ssize_t wishes_room
-    cdef Out *outs  # two for each node: at 2 * node + target slot % 2
+    cdef Out *outs  # two for each node
     cdef Py_ssize_t outs_room
     cdef readonly int nr_slot
     cdef dict sums  # slot -> Sums
@@ -91,4 +91,5 @@ cdef class Book:
         double held,
     ) except -1
     cdef int _assign(self, int number, long long slot) except -1
+    cdef Out *_out(self, int node, long long slot) noexcept
     cdef int _tidy(self, int number, long long slot) except -1

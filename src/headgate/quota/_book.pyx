@@ -54,8 +54,8 @@ cdef extern from *:
     #define ROUND_TRIP_SLOTS 3
     /* Sums of past slots: at most so many numbers of each kind are kept. */
     #define HISTORY_NUMBERS 4000000
-    /* Quotas of past slots: likewise, of 12 bytes each. */
-    #define GIVEN_NUMBERS 1000000
+    /* Quotas of past slots: likewise. */
+    #define GIVEN_NUMBERS 900000
     /* Forgetting goes round the buckets once in so many slots, with at most so many at once. */
     #define TIDY_SLOTS 16
     #define FORGET_AT_ONCE 10000
@@ -454,8 +454,8 @@ cdef class Book:
         """Keep what was given, for those who ask later: few slots of many cells, or many of few."""
         cdef Py_ssize_t i, kept = min(self.nr_slot, GIVEN_NUMBERS // max(1, self.cells))
         cdef Out *out
-        for i in range(len(self.nodes.names)):
-            out = &self.outs[2 * i + ((self.assigned + self.nodes.lead[i]) & 1)]
+        for i in range(len(self.nodes.names) if kept else 0):
+            out = self._out(<int> i, self.assigned + self.nodes.lead[i])
             if self.nodes.names[i] is not None and out.count:
                 past = self.past.setdefault(out.slot, {})
                 past[self.nodes.names[i]] = (<char *> out.given)[: out.count * sizeof(Given)]
@@ -589,10 +589,10 @@ cdef class Book:
                 amount = given * request
             target = slot + lead[cell.node]
             _promise(cell, first, target, <float> amount)
-            out = &outs[2 * cell.node + (target & 1)]
+            out = &outs[2 * cell.node + (target & (lead[cell.node] - 1))]
             if out.count == out.room:
                 _grow(out)
-            out.given[out.count] = Given(number, <float> amount, cell.safe)
+            out.given[out.count] = Given(number, <float> amount)
             ahead(&out.given[out.count + 12])
             out.count += 1
         return 0
@@ -625,6 +625,7 @@ cdef class Book:
     def _begin_outs(self, long long slot):
         cdef Py_ssize_t i, room = 2 * len(self.nodes.names)
         cdef Out *outs
+        cdef Out *out
         cdef long long target
         if room > self.outs_room:
             outs = <Out *> realloc(self.outs, room * sizeof(Out))
@@ -635,8 +636,13 @@ cdef class Book:
             self.outs_room = room
         for i in range(len(self.nodes.names)):
             target = slot + self.nodes.lead[i]
-            self.outs[2 * i + (target & 1)].slot = target
-            self.outs[2 * i + (target & 1)].count = 0
+            out = self._out(<int> i, target)
+            out.slot = target
+            out.count = 0
+
+    cdef Out *_out(self, int node, long long slot) noexcept:
+        """Where the quota of a node and slot stands. Who is told at once needs only the newest."""
+        return &self.outs[2 * node + (slot & (self.nodes.lead[node] - 1))]
 
     cdef int _tidy(self, int number, long long slot) except -1:
         """Forget cells that were silent for long, and the bucket when it is full and has none."""
@@ -678,19 +684,23 @@ cdef class Book:
 
     def quota(self, long long slot, str node_id not None):
         """user -> resource -> (amount, safe): what the node was given for a slot."""
-        cdef int node = self.nodes.number_of(node_id)
+        cdef int node = self.nodes.number_of(node_id), at
         cdef Out *out
+        cdef Bucket *bucket
         cdef Py_ssize_t i
         result = {}
         if node < 0 or 2 * node + 1 >= self.outs_room:
             return result
-        out = &self.outs[2 * node + (slot & 1)]
+        out = self._out(node, slot)
         if out.slot != slot:
             return result
         for i in range(out.count):
             name = self.names[out.given[i].bucket]
             if name is not None:
-                result.setdefault(name[0], {})[name[1]] = (out.given[i].amount, out.given[i].safe)
+                bucket = &self.buckets[out.given[i].bucket]
+                at = _position(bucket, node)
+                safe = bucket.cells[at].safe if at < bucket.count and bucket.cells[at].node == node else 0.0
+                result.setdefault(name[0], {})[name[1]] = (out.given[i].amount, safe)
         return result
 
     def grant(self, long long slot, str node_id not None, str user not None, resources):
@@ -728,11 +738,11 @@ cdef class Book:
                     amount = _grant(available, bucket.rate, _request(bucket))
                     cell.promised[target & 3] += <float> amount
                 result.append((target, resource, cell.promised[target & 3], cell.safe))
-                if 2 * node + 1 < self.outs_room and self.outs[2 * node + (target & 1)].slot == target:
-                    out = &self.outs[2 * node + (target & 1)]
+                if 2 * node + 1 < self.outs_room and self._out(node, target).slot == target:
+                    out = self._out(node, target)
                     if out.count == out.room:
                         _grow(out)
-                    out.given[out.count] = Given(number, cell.promised[target & 3], cell.safe)
+                    out.given[out.count] = Given(number, cell.promised[target & 3])
                     out.count += 1
         return result
 

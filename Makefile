@@ -28,7 +28,7 @@ lint: .venv/test .venv/core ## style, types and the arrows of the map
 bench: .venv/bench .venv/core ## us and the peers side by side; ONLY=limits runs one part
 	$(BIN)/python -m benchmarks $(ONLY)
 
-soak: .venv/test .venv/core ## the tests again, with many more examples and kills (half an hour)
+soak: .venv/test .venv/core ## the tests again, with many more examples, kills and random seeds (two hours)
 	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests -o faulthandler_timeout=1800
 
 clean: ## remove .venv and all that was built

@@ -34,6 +34,7 @@ from headgate.limits import (
     limited,
     parse_limits,
 )
+from headgate.quota import Ledger, Service, Throttled
 
 __all__ = [
     "AdaptiveConcurrency",
@@ -46,12 +47,14 @@ __all__ = [
     "HeadgateError",
     "Keyed",
     "LeakyBucket",
+    "Ledger",
     "Limit",
     "ManualClock",
     "ProtocolError",
     "RateLimited",
     "RateLimiter",
     "RedisKeyed",
+    "Service",
     "SharedKeyed",
     "SharedTable",
     "SlidingCounter",
@@ -60,6 +63,7 @@ __all__ = [
     "SnowflakeParts",
     "SystemClock",
     "TableFull",
+    "Throttled",
     "TokenBucket",
     "Unavailable",
     "limited",

@@ -46,7 +46,7 @@ ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "fairness": ({}, {"jain": 0.99}),
     "doorman-1": ({"over_10": 0.005, "under": 0.005}, {}),
     "doorman-2": ({"over_10": 0.05, "converged": 5}, {}),
-    "doorman-3": ({"over_10": 0.05, "nothing": 0}, {"lowest_second": 0.9}),
+    "doorman-3": ({"over_10": 0.05, "nothing": 0}, {"lowest_second": 0.8}),
     "doorman-4": ({"over_10": 0.005, "rejected": 0.01}, {}),
     "doorman-5": ({"over_10": 0.005, "under": 0.005}, {}),
     "doorman-6": ({"converged": 3, "dip": 2}, {}),

@@ -8,7 +8,6 @@ the ledger; it is made by calling it with the service's name and its book.
 """
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Protocol, TypeAlias
 
 from headgate.errors import ConfigError
@@ -70,6 +69,8 @@ class BucketService:
 
 def installed_services() -> dict[str, MakeService]:
     """The services that installed packages offer, by name."""
+    from importlib.metadata import entry_points  # slow to import, and few need it
+
     services: dict[str, MakeService] = {}
     for point in entry_points(group=ENTRY_POINTS):
         try:

@@ -24,6 +24,7 @@ BookDump: TypeAlias = tuple[list[tuple[str, str]], bytes, bytes]
 
 MAGIC = b"hgledger"
 VERSION = 1
+HEAD = {"slot_seconds", "first", "assigned", "nodes"}
 _START = struct.Struct("=8sIII")
 _LENGTH = struct.Struct("=Q")
 
@@ -52,6 +53,13 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:
     body = packed[_START.size :]
     if zlib.crc32(body) != crc:
         raise ConfigError("the snapshot's check sum is wrong: it is torn or was changed")
+    try:
+        return _sections(body)
+    except (ValueError, IndexError, TypeError, struct.error) as error:
+        raise ConfigError(f"the snapshot makes no sense: {error}") from error
+
+
+def _sections(body: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:
     sections = []
     at = 0
     while at < len(body):
@@ -60,6 +68,8 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:
         sections.append(body[at : at + length])
         at += length
     head = json.loads(sections[0])
+    if not isinstance(head, dict) or not head.keys() >= HEAD:
+        raise ValueError(f"its head has no {sorted(HEAD)}")
     books = {}
     for i in range(1, len(sections), 4):
         name, names, numbers, cells = sections[i : i + 4]

@@ -71,6 +71,11 @@ def test_under_is_what_could_have_passed_and_did_not() -> None:
     assert measure([cell([8.0] * 20, demand=8.0)]).under == pytest.approx(0.0)
 
 
+def test_a_spike_does_not_make_the_quiet_time_look_short() -> None:
+    quiet = measure([cell([5.0] * 10 + [10.0] * 10, demand=[5.0] * 10 + [90.0] * 10)])
+    assert quiet.under == pytest.approx(0.0)
+
+
 def test_seconds_of_nothing_are_those_with_demand() -> None:
     passed = [10.0, 0.0, 30.0, 0.0]
     assert measure([cell(passed)]).nothing == 0.5

@@ -8,7 +8,8 @@ cells, a figure is the worst of them.
                                limit allows in it, minus 1: 0.03 is three percent too much.
                                Windows begin with a slot; sliding_1, ... begin at any step
     over_60_units              the same of 60 s, as an amount: how many units too much
-    under                      1 - admitted / min(asked for, allowed), over the whole time
+    under                      1 - admitted / min(asked for, allowed), the latter by stretches of
+                               ten slots: what could have passed
     lowest_second              the least that any second let through of what it could have
     nothing                    share of the seconds with demand in which nothing passed
     jain                       Jain's index of fairness between equal nodes; 1 is perfectly fair
@@ -37,6 +38,7 @@ __all__ = ["GOALS", "STEPS", "Cell", "Goal", "Measures", "Missed", "measure", "m
 
 STEPS = 10  # per slot
 _WITHIN = 0.05
+_UNDER_SLOTS = 10
 _DIP = 0.9
 _ROUNDING = 1e-9
 
@@ -186,7 +188,7 @@ def _measure_cell(
             _worst(measures, f"{name}_{seconds}", over, max)
             if name == "over" and seconds == 60:
                 _worst(measures, "over_60_units", units, max)
-    possible = min(asked[-1], free[-1])
+    possible = _possible(asked, free, _UNDER_SLOTS * STEPS)
     if possible > 0:
         _worst(measures, "under", 1.0 - passed[-1] / possible, max)
     second = max(1, round(1.0 / step_seconds))
@@ -201,6 +203,15 @@ def _measure_cell(
     _worst(measures, "converged", slots_to_converge, max)
     if len(cell.by_node) > 1 and any(cell.by_node.values()):
         _worst(measures, "jain", jain(list(cell.by_node.values())), min)
+
+
+def _possible(asked: list[float], free: list[float], steps: int) -> float:
+    """What could have passed: in each stretch of `steps` what was asked for, or allowed."""
+    last = len(asked) - 1
+    ends = [*range(0, last, steps), last]
+    return sum(
+        min(asked[end] - asked[begin], free[end] - free[begin]) for begin, end in pairwise(ends)
+    )
 
 
 def _worst(measures: Measures, name: str, figure: float | None, worse: Any) -> None:

@@ -108,6 +108,16 @@ def test_a_node_that_nobody_has_told_the_time_is_no_clock() -> None:
     assert state.slot(1.0) == START + 1
 
 
+def test_one_node_that_is_wrong_about_the_time_moves_nobody() -> None:
+    state = central(epoch=0)
+    for second in range(1, 20):
+        for number, node in enumerate("abc"):
+            slot = START + second - 1 + (3600 if node == "b" else 0)
+            told = report(second, slot, epoch=4)._replace(node=node)
+            state.receive(second + 0.02 + 0.01 * number, told)
+    assert state.time(20.0) == pytest.approx(START + 20.0, abs=0.05)
+
+
 def test_a_central_that_has_gone_back_to_a_snapshot_says_how_far_it_is() -> None:
     state = central()
     line = {"front": {"u": {"r": Line(30.0, 0, 30, 0.0, 0.0)}}}

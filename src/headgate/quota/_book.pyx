@@ -855,8 +855,6 @@ cdef class Book:
             bucket = &self.buckets[number]
             bucket.recorded = row[1]
             bucket.cost = row[2]
-            if bucket.rate >= 0.0:
-                bucket.level = min(row[0], _ceiling(bucket))
             for _ in range(<int> row[4]):
                 memcpy(&old, packed_cells + at, sizeof(Cell))
                 at += sizeof(Cell)
@@ -864,6 +862,9 @@ cdef class Book:
                 old.node = node
                 cell = self._cell(bucket, node)
                 cell[0] = old
+                bucket.held += old.held
+            if bucket.rate >= 0.0:
+                bucket.level = min(row[0], _ceiling(bucket) + bucket.held)
 
     # Looking
 

@@ -6,15 +6,17 @@ shadow, so that their promises are near enough those of the leader, and the one 
 goes on where it stopped.
 
 The slots are those of the leader's clock. A central that does not lead follows them: a report
-of slot n is sent when slot n + 1 has begun, so of all reports the one that came the quickest
-tells best how late it is at the leader. When it is elected it goes on with that clock, and the
-nodes see no seam.
+of slot n is sent when slot n + 1 has begun, so of a node's reports the one that came the quickest
+tells best how late it is at the leader; and of what the nodes tell, the middle is taken, so that
+one that is wrong moves nothing. When it is elected it goes on with that clock, and the nodes see
+no seam.
 
 `now` is the monotonic time of this machine; its wall clock is asked once, at the start.
 """
 
 import math
 from collections import deque
+from statistics import median_low
 
 from headgate.quota.ledger import Ledger
 from headgate.quota.protocol import Ack, Ask, Quota, Report, ServiceQuota
@@ -22,7 +24,8 @@ from headgate.quota.protocol import Ack, Ask, Quota, Report, ServiceQuota
 __all__ = ["CentralState"]
 
 ASSIGN_AT = 0.5  # of a slot
-CLOCK_SAMPLES = 64
+CLOCK_SAMPLES = 8  # of a node
+CLOCK_NODES = 32
 
 
 class CentralState:
@@ -32,7 +35,7 @@ class CentralState:
         self.leads = False
         self.epoch = 0
         self._offset = wall - now
-        self._samples: deque[float] = deque(maxlen=CLOCK_SAMPLES)
+        self._samples: dict[str, deque[float]] = {}  # of each node, the newest last
         self._assigned = self.slot(now) - 1
 
     def __repr__(self) -> str:
@@ -53,9 +56,13 @@ class CentralState:
         middle = (self._assigned + 1 + ASSIGN_AT) * self.ledger.slot_seconds
         return middle - self._offset
 
-    def _follow_clock(self, now: float, slot: int) -> None:
-        self._samples.append((slot + 1) * self.ledger.slot_seconds - now)
-        self._offset = max(self._samples)
+    def _follow_clock(self, now: float, node: str, slot: int) -> None:
+        samples = self._samples.pop(node, None) or deque(maxlen=CLOCK_SAMPLES)
+        samples.append((slot + 1) * self.ledger.slot_seconds - now)
+        self._samples[node] = samples
+        if len(self._samples) > CLOCK_NODES:
+            del self._samples[next(iter(self._samples))]
+        self._offset = median_low(max(samples) for samples in self._samples.values())
         self._assigned = min(self._assigned, self.slot(now))
 
     # Leading
@@ -80,7 +87,7 @@ class CentralState:
         if isinstance(message, Ask):
             return self._answer(now, message)
         if not self.leads and message.epoch >= max(1, self.epoch):
-            self._follow_clock(now, message.slot)
+            self._follow_clock(now, message.node, message.slot)
         slot = self.slot(now)
         was_live = self.ledger.is_live(message.node, slot)
         self.ledger.book(slot, message)

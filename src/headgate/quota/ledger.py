@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from itertools import islice
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from headgate.errors import ConfigError
 from headgate.quota._book import Book
@@ -25,7 +25,7 @@ from headgate.quota.entries import Entry
 from headgate.quota.limits_table import LimitsTable
 from headgate.quota.protocol import Ask, Report, ServiceQuota, Share
 from headgate.quota.service import BucketService, MakeService, Service
-from headgate.quota.snapshot import pack, unpack
+from headgate.quota.snapshot import BookDump, pack, unpack
 
 __all__ = ["Assignment", "Ledger"]
 
@@ -85,18 +85,22 @@ class Ledger:
         self.nr_slot = nr_slot
         self.version = 1  # of the limits
         self.errors: dict[str, int] = {}  # of each service
-        self._first: int | None = None  # the slot in which everything began; none so far
-        self._assigned = 0
         self._assignment = assignment
         self._make_services = dict(services or {})
+        self._next_entries: list[Entry] | None = None
+        self._table = LimitsTable(entries, slot_seconds)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Know nothing yet."""
+        self._first: int | None = None  # the slot in which everything began; none so far
+        self._assigned = 0
         self._nodes = Nodes()
         self._known: dict[str, KnownNode] = {}
         self._live = 0  # how many of them take part: at the last assignment, and new ones since
         self._books: dict[str, Book] = {}
         self._services: dict[str, Service] = {}
         self._reported: dict[int, set[str]] = {}
-        self._next_entries: list[Entry] | None = None
-        self._table = LimitsTable(entries, slot_seconds)
 
     # Limits
 
@@ -336,8 +340,14 @@ class Ledger:
             raise ConfigError(
                 f"the snapshot has slots of {head['slot_seconds']} s, expected {self.slot_seconds}"
             )
-        if head["first"] is None:
-            return
+        try:
+            if head["first"] is not None:
+                self._take_up(head, books)
+        except (ValueError, TypeError, LookupError) as error:
+            self._clear()
+            raise ConfigError(f"the snapshot makes no sense: {error!r}") from error
+
+    def _take_up(self, head: dict[str, Any], books: dict[str, BookDump]) -> None:
         self._begin(head["first"])
         self._assigned = head["assigned"]
         numbers: dict[int, int] = {}

@@ -209,7 +209,7 @@ def _possible(asked: list[float], free: list[float], steps: int) -> float:
     """What could have passed: in each stretch of `steps` what was asked for, or allowed."""
     last = len(asked) - 1
     ends = [*range(0, last, steps), last]
-    return sum(
+    return math.fsum(
         min(asked[end] - asked[begin], free[end] - free[begin]) for begin, end in pairwise(ends)
     )
 

@@ -158,6 +158,20 @@ MUTANTS = [
         broken(r"node-\d follows epoch 1 though it has heard of epoch 2"),
     ),
     Mutant(
+        "a quota of a deposed leader is used, though the leader is known",
+        "quota/node_state.py",
+        """\
+        if quota.epoch < self._epoch:
+            return
+        self._epoch = quota.epoch
+""",
+        """\
+        self._epoch = max(self._epoch, quota.epoch)
+""",
+        "two-leaders-lossy.toml",
+        TOO_MUCH_PASSED,
+    ),
+    Mutant(
         "an acknowledgement makes a deposed leader the leader again",
         "quota/node_state.py",
         "leads = ack.leads and ack.epoch >= self._epoch",
@@ -236,7 +250,9 @@ def copies(
 ) -> Iterator[Mapping[str, Future[Path]]]:
     """By fault, for the tests that were chosen, in their order."""
     chosen = [
-        item.callspec.params["fault"] for item in request.session.items if item.path == request.path
+        item.callspec.params["fault"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path
     ]
     with ThreadPoolExecutor(2) as pool:
         yield {

@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.harness import report
 
-PARTS = ["limits", "shared", "redis", "integrations"]
+PARTS = ["limits", "shared", "redis", "integrations", "quota"]
 
 
 def main(names: list[str]) -> int:

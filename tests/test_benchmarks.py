@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness
+from benchmarks import harness, quota
 from benchmarks.__main__ import main
+from benchmarks.classic import ClassicBook
 from benchmarks.harness import Row, Subject, compare, report
 
 
@@ -38,3 +39,69 @@ def test_results_are_written_down_and_missed_goals_stay(
 def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nonsense"]) == 2
     assert "unknown part 'nonsense'; the parts are limits, shared" in capsys.readouterr().err
+
+
+def test_the_measured_book_is_overloaded_and_gives_out_its_limits() -> None:
+    subject = quota.Overloaded(400)
+    for _ in range(30):
+        subject.report()
+        subject.assign()
+    assert subject.book.cells == 400
+    given = [
+        subject.book.quota(subject.slot + 2, node)["user:1"]["requests"][0] for node in quota.NODES
+    ]
+    assert sum(given) == pytest.approx(quota.RATE, rel=0.01)
+    # The modest get what they want; the others are cut to one level.
+    assert given[0::5] == pytest.approx([4] * 10, abs=1)
+    assert given[1::5] == pytest.approx([10] * 10, abs=1)
+    assert given[2::5] == pytest.approx([20] * 10, abs=1)
+    assert given[3::5] + given[4::5] == pytest.approx([33] * 20, abs=2)
+
+
+def test_the_classic_book_gives_the_whole_bucket_by_consumption_and_rejection() -> None:
+    book = ClassicBook(rate=100, capacity=1000)
+    book.record("a", 1, {"alice": {"reads": 30.0}}, {"alice": {"reads": 0.0}})
+    book.record("b", 1, {"alice": {"reads": 10.0}}, {"alice": {"reads": 5.0}})
+    book.assign(2)
+    # 100 - 40 + 100 are left: 0.6 of them go as 30 to 10, and 0.4 to the one that rejected.
+    assert book.quota == {3: {"a": {"alice": {"reads": 72.0}}, "b": {"alice": {"reads": 88.0}}}}
+
+
+def test_the_classic_measurement_is_overloaded_too() -> None:
+    subject = quota.ClassicOverloaded(200)
+    for _ in range(6):
+        subject.report()
+        subject.assign()
+    given = subject.book.quota[subject.slot + 2]
+    assert set(given) == set(quota.NODES)
+    assert sum(users["user:0"]["requests"] for users in given.values()) > 0.9 * quota.RATE
+
+
+def test_every_row_of_the_quota_part_is_measured() -> None:
+    rows = [
+        *quota.assignment(400, 200),
+        *quota.booking(400),
+        *quota.memory(20_000),
+        *quota.simulator(seconds=15),
+    ]
+    assert [row.what.split(",")[0] for row in rows] == [
+        "assignment alone",
+        "booking reports",
+        "memory per live cell",
+        "memory per live cell",
+        "simulator",
+    ]
+    assert all(float(row.ours.split()[0].split("/")[0].replace(",", "")) > 0 for row in rows)
+
+
+def test_a_size_that_does_not_fit_into_memory_is_left_out_and_said_so() -> None:
+    sizes = (200, 400, 10**9)
+    *measured, left_out = quota.growth(sizes, free=10**6)
+    assert [row.what for row in measured] == ["assignment, 200 cells", "assignment, 400 cells"]
+    assert [row.ratio is not None for row in measured] == [True, True]
+    assert (left_out.ours, left_out.met) == ("left out: needs 150.0 GB free", None)
+
+
+def test_cells_come_by_whole_users() -> None:
+    with pytest.raises(ValueError, match="multiple of 200, got 250"):
+        quota.Overloaded(250)

@@ -29,7 +29,7 @@ class Fleet:
     def report(self, name: str, *, held: float = 0.0) -> Report:
         line = Line(self.consumed[name], self.rejected[name], int(self.consumed[name]), 0.0, held)
         lines = {"front": {self.user: {self.resource: line}}} if self.slot > START else {}
-        return Report(name, 1, self.slot - START + 1, 0, self.slot - 1, 0.0, lines)
+        return Report(name, 1, self.slot - START + 1, 1, 0, self.slot - 1, 0.0, lines)
 
     def step(self, demand: dict[str, float], *, silent: tuple[str, ...] = ()) -> dict[str, float]:
         """One slot: report, spend, assign. What each node admitted of its demand."""

@@ -19,7 +19,7 @@ def report(
     node: str, sequence: int, slot: int, *, boot: int = 1, service: str = "front", **lines: Line
 ) -> Report:
     users = {user: {"r": line} for user, line in lines.items()}
-    return Report(node, boot, sequence, 0, slot, 0.0, {service: users} if users else {})
+    return Report(node, boot, sequence, 1, 0, slot, 0.0, {service: users} if users else {})
 
 
 def line(consumed: float, *, rejected: int = 0, settled: float = 0.0, held: float = 0.0) -> Line:
@@ -529,7 +529,7 @@ def test_a_service_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -
     ledger = Ledger([bad, good], services={"front": Failing})
     lines = {"front": {"u": {"r": line(5.0)}}, "good": {"u": {"r": line(5.0)}}}
     with caplog.at_level(logging.CRITICAL):
-        ledger.book(START, Report("n", 1, 1, 0, START - 1, 0.0, lines))
+        ledger.book(START, Report("n", 1, 1, 1, 0, START - 1, 0.0, lines))
         ledger.assign(START)
         quota = ledger.quota(START, "n")
     assert quota["good"].users["u"]["r"].amount > 0.0

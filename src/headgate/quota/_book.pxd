@@ -12,13 +12,15 @@ cdef struct Cell:
     float last_consumed, last_rejected  # in the last report that had any
     int node
     int listed  # the slot of the last report with a line of it (from 1 on); 0: none yet
-    float lapsed  # what was promised to a node that has fallen silent, until it reports
+    int until  # the last slot of which something is promised (from 1 on)
+    float lapsed  # what it may have taken while we were away, until it reports
     int asked  # the slot in which the node asked for it (from 1 on)
 
 cdef struct Bucket:
     double level  # what may be spent, after all that is booked; below 0: debt
     double rate  # refill per slot; below 0: no limit
     double capacity
+    double held  # by running requests, at the last assignment
     double spilled  # refill that found the bucket full while some node was still to report
     double recorded  # all that was ever booked
     double cost  # the mean cost of a request; 0: not known
@@ -76,7 +78,7 @@ cdef class Book:
     cdef Cell *_cell(self, Bucket *bucket, int node) except NULL
     cdef Sums _sums(self, long long slot)
     cdef int _day(self, long long slot) noexcept
-    cdef double _outstanding(self, Bucket *bucket, long long last)
+    cdef double _outstanding(self, Bucket *bucket)
     cdef int _enter(
         self,
         Usage usage,

@@ -321,6 +321,8 @@ cdef class Book:
             cell.demand = <float> demand
         else:
             cell.demand = <float> max(0.1 * demand, demand + distance)
+        if bucket.rate >= 0.0:
+            _refill(bucket, slot)
         if usage.slots > 1 and bucket.spilled > 0.0:
             # The older part was consumed while refill spilled over that should have covered it.
             recovered = min(bucket.spilled, new * (usage.slots - 1) / usage.slots)
@@ -484,17 +486,13 @@ cdef class Book:
         cdef Py_ssize_t number
         cdef int i
         cdef Cell *cell
-        cdef long long reported
+        cdef long long since
         for number in range(self.count):
             for i in range(self.buckets[number].count):
                 cell = &self.buckets[number].cells[i]
-                reported = self.nodes.reported[cell.node]
-                if self.assigned - reported < GONE_SLOTS:
-                    cell.lapsed = <float> (
-                        _promised(cell, reported, self.assigned + self.nodes.lead[cell.node])
-                        + cell.safe * (slot - 1 - max(self.assigned, reported))
-                    )
-                memset(cell.promised, 0, 4 * sizeof(float))
+                since = max(self.nodes.reported[cell.node], self.first + cell.until - 1)
+                if self.assigned - self.nodes.reported[cell.node] < GONE_SLOTS and slot > since:
+                    cell.lapsed = <float> (cell.safe * (slot - since))
 
     cdef int _assign(self, int number, long long slot) except -1:
         cdef Bucket *bucket = &self.buckets[number]
@@ -507,7 +505,7 @@ cdef class Book:
         cdef int i
         cdef bint late = False
         cdef long long first = self.first, reported, target
-        cdef double outstanding = 0.0, available, budget, amount, total = 0.0, in_parts = 0.0
+        cdef double held = 0.0, outstanding = 0.0, available, budget, amount, total = 0.0, in_parts = 0.0
         cdef double request, per_request, whole, requests_left, wanted, given, gathered = 0.0, safe_part
         if bucket.count > self.wishes_room:
             wishes = <Wish *> realloc(self.wishes, 2 * bucket.count * sizeof(Wish))
@@ -516,7 +514,6 @@ cdef class Book:
             self.wishes = wishes
             self.wishes_room = 2 * bucket.count
         wishes = self.wishes
-        _refill(bucket, slot)
         for i in range(bucket.count):
             cell = &bucket.cells[i]
             reported = reported_by[cell.node]
@@ -527,14 +524,14 @@ cdef class Book:
             if slot - reported >= GONE_SLOTS:
                 # Nothing more for it; but what it has may be spent as long as we do not hear.
                 wishes[i].demand = -1.0
-                cell.lapsed += <float> _promised(cell, reported, reported + GONE_SLOTS - 1 + lead[cell.node])
-                memset(cell.promised, 0, 4 * sizeof(float))
-                outstanding += cell.held + cell.lapsed
+                held += cell.held
+                outstanding += cell.lapsed + _promised(cell, first, reported)
                 late = True
                 continue
             cell.lapsed = 0.0
             late = late or reported < slot - 1
-            outstanding += cell.held + _promised(cell, reported, slot - 1 + lead[cell.node])
+            held += cell.held
+            outstanding += _promised(cell, first, reported)
             # Not a word of it in the last report, or in that of the slot in which it was asked for.
             if first + cell.listed <= reported and (
                 cell.demand != <float> INFINITY or first + cell.asked <= reported + 1
@@ -544,10 +541,12 @@ cdef class Book:
             if slot - first - max(cell.listed, cell.asked) >= FORGET_SLOTS - ROUND_TRIP_SLOTS:
                 # It is about to be forgotten, and a promise must not be forgotten with it.
                 wishes[i].demand = -1.0
-                cell.promised[(slot + lead[cell.node]) & 3] = 0.0
+                _promise(cell, first, slot + lead[cell.node], 0.0)
+        bucket.held = held
+        _refill(bucket, slot)
         if not late:
             bucket.spilled = 0.0
-        available = bucket.level + bucket.rate - outstanding
+        available = bucket.level + bucket.rate - held - outstanding
         request = _request(bucket)
         budget = available
         if budget > bucket.rate:
@@ -589,7 +588,7 @@ cdef class Book:
                 cell.carry = <float> max(-4.0, min(4.0, wanted - given))
                 amount = given * request
             target = slot + lead[cell.node]
-            cell.promised[target & 3] = <float> amount
+            _promise(cell, first, target, <float> amount)
             out = &outs[2 * cell.node + (target & 1)]
             if out.count == out.room:
                 _grow(out)
@@ -722,8 +721,10 @@ cdef class Book:
             if cell.safe == 0.0:
                 cell.safe = <float> (bucket.rate / max(1, len(self.nodes)))
             for target in range(slot, last + 2):
+                if self.first + cell.until - 1 < target:
+                    _promise(cell, self.first, target, 0.0)
                 if not again:
-                    available = bucket.level + bucket.rate * (last + 1 - slot) - self._outstanding(bucket, last + 1)
+                    available = bucket.level + bucket.rate * (last + 1 - slot) - self._outstanding(bucket)
                     amount = _grant(available, bucket.rate, _request(bucket))
                     cell.promised[target & 3] += <float> amount
                 result.append((target, resource, cell.promised[target & 3], cell.safe))
@@ -735,18 +736,15 @@ cdef class Book:
                     out.count += 1
         return result
 
-    cdef double _outstanding(self, Bucket *bucket, long long last):
+    cdef double _outstanding(self, Bucket *bucket):
         cdef int i
         cdef double outstanding = 0.0
         cdef Cell *cell
         for i in range(bucket.count):
             cell = &bucket.cells[i]
-            if self.assigned - self.nodes.reported[cell.node] < GONE_SLOTS:
-                outstanding += cell.held + _promised(
-                    cell, self.nodes.reported[cell.node], last - 1 + self.nodes.lead[cell.node]
-                )
-            else:
-                outstanding += cell.held + cell.lapsed
+            outstanding += cell.held + _promised(cell, self.first, self.nodes.reported[cell.node])
+            if self.assigned - self.nodes.reported[cell.node] >= GONE_SLOTS:
+                outstanding += cell.lapsed
         return outstanding
 
     # Limits
@@ -916,7 +914,7 @@ cdef class Book:
     def outstanding(self, str user not None, str resource not None):
         """What is promised for slots that are not reported, and held by running requests."""
         number = self.users.get(user, {}).get(resource)
-        return 0.0 if number is None else self._outstanding(&self.buckets[<int> number], self.assigned + 1)
+        return 0.0 if number is None else self._outstanding(&self.buckets[<int> number])
 
     def release(self, str node_id not None):
         """A node hands back what it was promised: it has stopped."""
@@ -972,32 +970,47 @@ cdef inline double _request(Bucket *bucket) noexcept nogil:
 
 
 cdef inline double _ceiling(Bucket *bucket) noexcept nogil:
-    """The most a bucket can hold: its capacity, but always enough to let one request through."""
+    """The most a bucket can hold: its capacity, but enough for a slot and for one request.
+
+    A limit of less than a request per slot goes on filling for a while beside the one it holds.
+    """
+    cdef double request = _request(bucket)
     if bucket.rate <= 0.0:
         return 0.0
-    return max(bucket.capacity, _request(bucket) + ROUND_TRIP_SLOTS * bucket.rate)
+    return max(bucket.capacity, max(bucket.rate, request + min(ROUND_TRIP_SLOTS * bucket.rate, request)))
 
 
 cdef inline void _refill(Bucket *bucket, long long slot) noexcept nogil:
+    """Bring the level up to a slot. What running requests hold is as good as spent: not full yet."""
     cdef double ceiling, refilled
     if slot > bucket.slot:
-        ceiling = _ceiling(bucket)
+        ceiling = _ceiling(bucket) + bucket.held
         refilled = bucket.level + bucket.rate * (slot - bucket.slot)
         if refilled > ceiling:
-            bucket.spilled += refilled - max(ceiling, bucket.level)
-            refilled = max(ceiling, bucket.level)
+            bucket.spilled += refilled - ceiling
+            refilled = ceiling
         bucket.level = refilled
         bucket.slot = slot
 
 
-cdef inline double _promised(Cell *cell, long long reported, long long last) noexcept nogil:
+cdef inline double _promised(Cell *cell, long long first, long long reported) noexcept nogil:
     """The sum of what is promised for the slots after the one that was reported."""
-    cdef long long slot = max(reported + 1, last - 3)
+    cdef long long last = first + cell.until - 1, slot = max(reported + 1, last - 3)
     cdef double promised = 0.0
     while slot <= last:
         promised += cell.promised[slot & 3]
         slot += 1
     return promised
+
+
+cdef inline void _promise(Cell *cell, long long first, long long slot, float amount) noexcept nogil:
+    """Promise an amount for a slot; nothing for those that were left out before it."""
+    cdef long long left_out = max(first + cell.until, slot - 3)
+    while left_out < slot:
+        cell.promised[left_out & 3] = 0.0
+        left_out += 1
+    cell.promised[slot & 3] = amount
+    cell.until = <int> (slot - first + 1)
 
 
 cdef inline double _grant(double available, double rate, double request) noexcept nogil:

@@ -79,7 +79,7 @@ class CentralState:
         """Take a message of a node, and tell what is to be sent, to whom."""
         if isinstance(message, Ask):
             return self._answer(now, message)
-        if not self.leads:
+        if not self.leads and message.epoch >= max(1, self.epoch):
             self._follow_clock(now, message.slot)
         slot = self.slot(now)
         was_live = self.ledger.is_live(message.node, slot)

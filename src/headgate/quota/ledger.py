@@ -91,6 +91,7 @@ class Ledger:
         self._make_services = dict(services or {})
         self._nodes = Nodes()
         self._known: dict[str, KnownNode] = {}
+        self._live = 0  # how many of them take part: at the last assignment, and new ones since
         self._books: dict[str, Book] = {}
         self._services: dict[str, Service] = {}
         self._reported: dict[int, set[str]] = {}
@@ -172,6 +173,7 @@ class Ledger:
             covered = 1
             if is_reborn:
                 self._drop_cells(report.node)
+            self._live += not is_reborn
             known = self._known[report.node] = KnownNode(
                 report.boot, report.sequence, reported, slot
             )
@@ -207,6 +209,7 @@ class Ledger:
         known = self._known.get(node)
         if known is None:
             known = self._known[node] = KnownNode(0, 0, told - 1, slot)
+            self._live += 1
         age = known.slot - told
         if age >= CLASSIC_REPORTS or (age >= 0 and known.booked >> age & 1):
             return False
@@ -249,6 +252,7 @@ class Ledger:
         self._change_limits(slot)
         self._assign_up_to(slot)
         self._forget_nodes(slot)
+        self._live = len(self.live_nodes(slot))
 
     def _assign_up_to(self, slot: int) -> None:
         for made_up in range(max(self._assigned + 1, slot - CATCH_UP_SLOTS + 1), slot + 1):
@@ -353,7 +357,7 @@ class Ledger:
         At the beginning not all of them have been heard of yet: then it is a guess.
         """
         is_cold = self._first is None or slot - self._first < COLD_SLOTS
-        return max(COLD_NODES if is_cold else 1, len(self.live_nodes(slot)))
+        return max(COLD_NODES if is_cold else 1, self._live)
 
     def is_live(self, node: str, slot: int) -> bool:
         return node in self._nodes and slot - self._nodes.reported_of(node) < GONE_SLOTS

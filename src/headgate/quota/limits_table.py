@@ -29,6 +29,7 @@ class LimitsTable:
                     f"{entry.service!r} and {entry.user!r}"
                 )
             users[entry.user] = entry
+        self._lowest = {service: _lowest(users) for service, users in self._entries.items()}
 
     def begin(self, slot: int, before: "LimitsTable | None") -> None:
         """Take effect in `slot`. Limits of users who had one go on; the others begin."""
@@ -65,11 +66,14 @@ class LimitsTable:
         His limit may be any of the service's: `*` if there is one, else the lowest of each
         resource.
         """
-        users = self._entries.get(service, {})
-        everyone = users.get(EVERYONE)
-        lowest: dict[str, float] = {}
-        for entry in [everyone] if everyone else users.values():
-            for resource, rate in entry.rates.items():
-                lowest[resource] = min(rate, lowest.get(resource, rate))
         share = self._slot_seconds / max(1, nodes)
-        return {resource: rate * share for resource, rate in lowest.items()}
+        return {name: rate * share for name, rate in self._lowest.get(service, {}).items()}
+
+
+def _lowest(users: dict[str, Entry]) -> dict[str, float]:
+    everyone = users.get(EVERYONE)
+    lowest: dict[str, float] = {}
+    for entry in [everyone] if everyone else users.values():
+        for resource, rate in entry.rates.items():
+            lowest[resource] = min(rate, lowest.get(resource, rate))
+    return lowest

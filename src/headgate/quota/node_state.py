@@ -176,9 +176,10 @@ class NodeState:
         if tally is None:
             return count
         self._greet(tally)
-        is_alone = not tally.is_holding
         part = self._part(tally, now)
         admitted = 0
+        if not tally.is_holding:
+            admitted = tally.admit_many(amounts, count, part, self._mark(tally))
         while admitted < count:
             short = tally.short(amounts, part)
             if short is not None:
@@ -188,8 +189,6 @@ class NodeState:
             tally.charge(now, sequence)
             tally.settle(amounts, sequence)
             admitted += 1
-            if is_alone:
-                admitted += tally.admit_many(amounts, count - admitted, part)
         return admitted
 
     def _tally(self, now: float, service: str, user: str) -> Tally | None:
@@ -243,7 +242,7 @@ class NodeState:
         if tally.is_free:
             tally.lots.clear()
         elif tally.is_credit:
-            tally.grow(elapsed if was_credit else min(elapsed, 1))
+            tally.grow(elapsed if was_credit else min(elapsed, 1), begins=not was_credit)
 
     def _find(self, tally: Tally) -> tuple[str, list[tuple[Cell, float]]]:
         state, shares = self._hands.find(tally.service, tally.name)
@@ -414,7 +413,7 @@ class NodeState:
                     tally.cell(resource).changed = self._book.sequence
             if not tally.is_holding:
                 del self._holding[tally]
-        reports, fresh = self._book.reports(slot, now, leaving=leaving)
+        reports, fresh = self._book.reports(slot, now, epoch=self._epoch, leaving=leaving)
         self._holding.update((tally, None) for tally in fresh if tally.is_holding)
         return reports
 

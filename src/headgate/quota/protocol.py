@@ -49,6 +49,7 @@ class Report(NamedTuple):
     node: str
     boot: int  # grows with every life of the node that has lost its counters
     sequence: int  # grows with every report of a boot
+    epoch: int  # of the leader whose clock the slot is on; -1: none yet, it is the node's own
     since: int  # the sequence its central has acknowledged: the lines are what changed after it
     slot: int
     sent: float

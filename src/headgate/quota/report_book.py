@@ -43,7 +43,7 @@ class ReportBook:
         self._changed[tally] = None
 
     def reports(
-        self, slot: int, sent: float, *, leaving: bool = False
+        self, slot: int, sent: float, *, epoch: int, leaving: bool = False
     ) -> tuple[list[tuple[str, Report]], list[Tally]]:
         """A report for each central, and the tallies that have changed since the last ones."""
         sequence = self.sequence
@@ -60,7 +60,7 @@ class ReportBook:
             if lines is None:
                 lines = made[acknowledged] = self._lines(acknowledged)
             report = Report(
-                self.node, self.boot, sequence, acknowledged, slot, sent, lines, leaving
+                self.node, self.boot, sequence, epoch, acknowledged, slot, sent, lines, leaving
             )
             reports.append((central, report))
         return reports, fresh

@@ -174,23 +174,25 @@ class Tally:
             self.starts = Cell("requests", is_start=True)
         return self.starts
 
-    def grow(self, slots: int) -> None:
+    def grow(self, slots: int, *, begins: bool) -> None:
         """Add the shares of `slots` slots to the credit.
 
         What is left of a slot is carried as long as it is less than one request: else 2.5 per
         slot would be worth 2, and 0.3 one request in four slots. More than that was there to be
         used and was not; of it the larger of the share and one request is kept. A user who has
-        no credit yet begins with the part `start` of a request, less what this slot has taken
-        under other shares.
+        no credit yet begins with the part `start` of a request. What this slot has taken under
+        other shares is part of it.
         """
         for cell, share in self.limits:
+            most = max(share, cell.mean)
             if not cell.has_credit:
                 cell.has_credit = True
-                first = min(self.start * cell.mean + share, max(share, cell.mean))
-                cell.credit = max(0.0, first - cell.taken)
+                cell.credit = min(self.start * cell.mean + share, most)
             elif slots:
                 left = cell.credit + share * (slots - 1)
-                cell.credit = left + share if left < cell.mean else max(share, cell.mean)
+                cell.credit = left + share if left < cell.mean else most
+            if begins:
+                cell.credit = min(cell.credit, max(0.0, most - cell.taken))
 
     def short(self, expect: Mapping[str, float] | None, part: float = 1.0) -> list[Cell] | None:
         """The cells that a request is short of, or None. Leaves its costs in `Cell.cost`.
@@ -275,18 +277,26 @@ class Tally:
             if is_same_credit and self.is_credit:
                 cell.credit += amount
 
-    def admit_many(self, amounts: Mapping[str, float], most: int, part: float = 1.0) -> int:
-        """Charge and settle the equal requests that are sure to pass, at most `most`.
+    def admit_many(
+        self, amounts: Mapping[str, float], most: int, part: float, sequence: int
+    ) -> int:
+        """Charge and settle at once the equal requests that `short` would let pass, up to `most`.
 
-        One or two that might pass as well are left: `short` alone decides what is close.
+        Not the one that is larger than its share: that is left to `short`.
         """
         times = float(most)
         for cell, share in self.limits:
             cost = 1.0 if cell.is_start else amounts.get(cell.resource, 0.0)
             if cost > 0.0:
-                line = share if part >= 1.0 else min(share, part * share + cost)
-                room = cell.credit if self.is_credit else line - cell.taken
-                times = min(times, room / cost - 1.0)
+                if share <= 0.0:
+                    return 0
+                if self.is_credit:
+                    room = cell.credit + cost * _SLACK
+                else:
+                    line = share if part >= 1.0 else min(share, part * share + cost)
+                    room = line - cell.taken + share * _SLACK
+                if room < cost * times:
+                    times = room / cost
         many = math.floor(times)
         if many <= 0:
             return 0
@@ -297,8 +307,10 @@ class Tally:
                 cell.requests += many
             cell.learn(amount, many)
             cell.taken += amount * many
-        if self.is_credit:
-            for cell, _ in self.limits:
+            cell.changed = sequence
+        for cell, _ in self.limits:
+            cell.changed = sequence
+            if self.is_credit:
                 cost = 1.0 if cell.is_start else amounts.get(cell.resource, 0.0)
                 cell.credit -= cost * many
         return many

@@ -167,7 +167,8 @@ class Audit:
         entry = self._found[cell[:2]]
         assert entry is not None
         capacity = entry.rates[cell[2]] * entry.burst_seconds
-        return max(capacity, self._units.get(cell, 1.0) + _ROUND_TRIP_SLOTS * rate)
+        unit = self._units.get(cell, 1.0)
+        return max(capacity, rate, unit + min(unit, _ROUND_TRIP_SLOTS * rate))
 
     def _change_limits(self, version: int, books: _Books) -> None:
         """A central speaks of new limits: they hold for all of them from this slot on."""
@@ -256,7 +257,7 @@ class Audit:
         return bucket
 
     def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, rate: float, slot: int) -> None:
-        full = max(self._ceiling(cell, rate), bucket.level)
+        full = self._ceiling(cell, rate) + sum(bucket.held.values())
         refilled = bucket.level + rate * (slot - bucket.slot)
         if all(reported >= slot - 1 for _, _, reported in books.heard.values()):
             bucket.spilled = 0.0

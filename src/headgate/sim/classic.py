@@ -13,7 +13,8 @@
 Its faults are kept, for they are what is compared: three slots are in flight at any time and
 each is given the whole bucket; no quota means no limit; shares are cut to whole units, so that
 small ones are nothing; a report that is lost is lost and one that comes twice counts twice; at
-most 1,024 counters are sent; a new active central knows nothing; one bad limit stops them all.
+most 1,024 counters are sent; names with a slash are cut in two; a new active central knows
+nothing; one bad limit stops them all.
 
 Amounts are in the resource's own unit, times in seconds, slots whole numbers.
 """
@@ -45,6 +46,12 @@ class ClassicReport(NamedTuple):
 class ClassicAnswer(NamedTuple):
     slot: int
     quota: Quotas
+
+
+def _split(key: tuple[str, str, str]) -> tuple[str, str, str]:
+    """As the counters' keys were read: cut at each slash, whatever the names are."""
+    service, user, resource, *_ = "/".join(key).split("/")
+    return service, user, resource
 
 
 class ClassicNode:
@@ -83,8 +90,12 @@ class ClassicNode:
                 ClassicReport(
                     self._node,
                     slot,
-                    {key: self._consumption[key] for key in keys if key in self._consumption},
-                    {key: self._rejection[key] for key in keys if key in self._rejection},
+                    {
+                        _split(key): self._consumption[key]
+                        for key in keys
+                        if key in self._consumption
+                    },
+                    {_split(key): self._rejection[key] for key in keys if key in self._rejection},
                 )
             ]
             self._consumption, self._rejection = {}, {}

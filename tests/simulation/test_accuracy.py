@@ -1,0 +1,92 @@
+"""The accuracy table, row by row: simulated clusters, with the figure that each must keep.
+
+The figures stand here and not only in the scenario files, so that nobody loosens one by editing
+a scenario. Each run is audited: an invariant that breaks at any moment fails it. `make soak` runs
+hundreds of random seeds of each row.
+"""
+
+import dataclasses
+import os
+
+import pytest
+
+from headgate.sim.runs import run
+from headgate.sim.scenario import load
+
+SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
+SEEDS = range(200) if SOAK else range(4)
+
+OVERLOAD = {
+    "over_1": 0.03,
+    "over_10": 0.005,
+    "over_60": 0.001,
+    "sliding_1": 0.03,
+    "sliding_10": 0.005,
+    "sliding_60": 0.001,
+    "under": 0.005,
+}
+
+# scenario: figures that must not be above, and figures that must not be below
+ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+    "overload-3x": (OVERLOAD, {"lowest_second": 0.9}),
+    "overload-10x": (OVERLOAD, {"lowest_second": 0.9}),
+    "small-50": ({"over_1": 0.15, "over_10": 0.03}, {}),
+    "below-limit": ({"rejected": 0.01}, {}),
+    "moving": ({"converged": 3, "dip": 2}, {}),
+    "hopping": ({"over_60": 0.1}, {}),
+    "one-per-second": ({"under": 0.05, "over_60_units": 1}, {}),
+    "failover": ({"over_10": 0.05, "sliding_10": 0.05, "converged": 5, "fresh": 1}, {}),
+    "join": ({"over_10": 0.02, "sliding_10": 0.02}, {}),
+    "death": ({"dip": 3, "over_10": 0.005}, {}),
+    # Half of the fleet on its safe shares beside a half that has the whole limit: 1.5 times.
+    "partition": ({"over_1": 0.52, "over_10": 0.52}, {}),
+    "lossy": ({"over_60": 0.01}, {}),
+    "skewed-clocks": (OVERLOAD, {"lowest_second": 0.9}),
+    "flood": ({"rejected": 0.01, "over_10": 0.005}, {}),
+    "fairness": ({}, {"jain": 0.99}),
+    "doorman-1": ({"over_10": 0.005, "under": 0.005}, {}),
+    "doorman-2": ({"over_10": 0.05, "converged": 5}, {}),
+    "doorman-3": ({"over_10": 0.05, "nothing": 0}, {"lowest_second": 0.9}),
+    "doorman-4": ({"over_10": 0.005, "rejected": 0.01}, {}),
+    "doorman-5": ({"over_10": 0.005, "under": 0.005}, {}),
+    "doorman-6": ({"converged": 3, "dip": 2}, {}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_of_the_accuracy_table(name: str) -> None:
+    at_most, at_least = ROWS[name]
+    scenario = load(name)
+    for seed in SEEDS:
+        result = run(scenario, seed=seed)
+        measures = result.measures
+        assert not result.missed, (seed, result.missed)
+        for figure, bound in at_most.items():
+            assert measures[figure] is not None
+            assert measures[figure] <= bound + 1e-9, (seed, figure, measures[figure])
+        for figure, bound in at_least.items():
+            assert measures[figure] >= bound, (seed, figure, measures[figure])
+        assert measures.unrecorded == 0.0, (seed, measures.unrecorded)
+
+
+def test_one_per_minute_on_64_nodes_lets_one_through_per_minute() -> None:
+    scenario = load("one-per-minute")
+    if not SOAK:
+        scenario = dataclasses.replace(scenario, seconds=480.0)
+    for seed in range(5 if SOAK else 1):
+        measures = run(scenario, seed=seed).measures
+        assert measures.under is not None
+        assert measures.over_60_units is not None
+        assert measures.under <= 0.05
+        assert measures.over_60_units <= 1
+        assert measures.unrecorded == 0.0
+
+
+def test_mishaps_by_chance_lose_nothing_and_break_no_invariant() -> None:
+    """Nodes crash, freeze and lose their disks, leaders die, the network fails, clocks jump."""
+    scenario = dataclasses.replace(load("doorman-7"), seconds=3600.0 if SOAK else 300.0)
+    for seed in SEEDS:
+        measures = run(scenario, seed=seed).measures
+        assert measures.unrecorded == 0.0, seed
+        assert measures.under is not None
+        assert measures.under <= 0.1, seed

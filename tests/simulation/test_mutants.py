@@ -88,7 +88,7 @@ MUTANTS = [
     ),
     Mutant(
         "a bucket is refilled beyond its capacity",
-        BOOK,
+        "quota/_bucket.pxd",
         "if refilled > ceiling:",
         "if False:",
         "doorman-6",
@@ -228,8 +228,8 @@ def make_copy(directory: Path, fault: str) -> Path:
     count = source.count(mutant.text)
     assert count == 1, f"{mutant.file} has this {count} times, expected once: {mutant.text}"
     path.write_text(source.replace(mutant.text, mutant.instead), encoding="utf-8")
-    if path.suffix == ".pyx":
-        compile_again(path, directory)
+    if path.suffix in (".pyx", ".pxd"):
+        compile_again(copy / BOOK, directory)
     return directory
 
 

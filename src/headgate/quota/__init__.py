@@ -6,7 +6,8 @@ time and the messages of `protocol`, without a socket, so that the same code run
 and in the simulator.
 """
 
-from headgate.quota._book import Book, Usage
+from headgate.quota._book import Book
+from headgate.quota._usage import Usage
 from headgate.quota.central_state import CentralState
 from headgate.quota.entries import Entry, read_entries
 from headgate.quota.ledger import Ledger

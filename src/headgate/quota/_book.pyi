@@ -3,25 +3,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing_extensions import disjoint_base
 
 from headgate.quota._nodes import Nodes
+from headgate.quota._usage import Usage
 from headgate.quota.protocol import Line
 
-__all__ = ["CELL_SIZE", "Book", "Usage"]
+__all__ = ["CELL_SIZE", "Book"]
 
 CELL_SIZE: int
-
-@disjoint_base
-class Usage:
-    @property
-    def node(self) -> str: ...
-    @property
-    def slots(self) -> int: ...
-    @property
-    def consumed(self) -> dict[str, dict[str, float]]: ...
-    @property
-    def rejected(self) -> dict[str, dict[str, int]]: ...
-    @property
-    def requests(self) -> dict[str, dict[str, int]]: ...
-    def __len__(self) -> int: ...
 
 @disjoint_base
 class Book:

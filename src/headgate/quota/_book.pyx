@@ -2,7 +2,7 @@
 """The book of one service: what was consumed, on which node, and what is promised to it.
 
 A *bucket* belongs to one user and resource; it is refilled by its rate in each slot and holds
-at most its capacity. A *cell* is one bucket on one node. Reports come as cumulative totals and
+at most its capacity. A *cell* is one bucket on one node (`_bucket.pxd`). Reports come as cumulative totals and
 are turned into what is new (`record`); the service deducts that from the level (`deduct`),
 and once a slot everything is assigned anew (`assign`).
 
@@ -36,10 +36,25 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from headgate.errors import ProtocolError
+from headgate.quota._bucket cimport (
+    ROUND_TRIP_SLOTS,
+    SLACK,
+    WHOLE_REQUESTS,
+    Bucket,
+    Cell,
+    ceiling_of,
+    cost_of_request,
+    part_for_asker,
+    position_of,
+    promise,
+    promised_after,
+    refill,
+)
 from headgate.quota._nodes cimport Nodes
 from headgate.quota._split cimport Wish, classic, fair
+from headgate.quota._usage cimport Sums, Usage
 
-__all__ = ["CELL_SIZE", "Book", "Usage"]
+__all__ = ["CELL_SIZE", "Book"]
 
 cdef extern from *:
     """
@@ -47,11 +62,6 @@ cdef extern from *:
     #define GONE_SLOTS 3
     /* What no report has mentioned for so many slots is forgotten. */
     #define FORGET_SLOTS 60
-    /* Shares of fewer requests than this are given in whole requests. */
-    #define WHOLE_REQUESTS 256
-    /* Beside its burst, a bucket may hold one request and what comes in while a promise that
-       was not used is on its way back. */
-    #define ROUND_TRIP_SLOTS 3
     /* Sums of past slots: at most so many numbers of each kind are kept. */
     #define HISTORY_NUMBERS 4000000
     /* Quotas of past slots: likewise. */
@@ -60,8 +70,7 @@ cdef extern from *:
     #define TIDY_SLOTS 16
     #define FORGET_AT_ONCE 10000
     """
-    const int GONE_SLOTS, FORGET_SLOTS, ROUND_TRIP_SLOTS, TIDY_SLOTS, FORGET_AT_ONCE
-    const double WHOLE_REQUESTS
+    const int GONE_SLOTS, FORGET_SLOTS, TIDY_SLOTS, FORGET_AT_ONCE
     const Py_ssize_t HISTORY_NUMBERS, GIVEN_NUMBERS
 
 cdef extern from *:
@@ -76,94 +85,6 @@ cdef enum:
     GIVEN = 2
 
 CELL_SIZE = sizeof(Cell)
-
-cdef double SLACK = 1e-5  # sums of fractions may fall short of a whole by so little
-
-
-cdef class Sums:
-    """What all nodes together consumed and refused in one slot, by bucket."""
-
-    def __cinit__(self, Py_ssize_t room):
-        self.consumed = NULL
-        self.rejected = NULL
-        self.room = 0
-        self.grow(room)
-
-    def grow(self, Py_ssize_t room):
-        cdef double *consumed = <double *> realloc(self.consumed, room * sizeof(double))
-        if consumed == NULL:
-            raise MemoryError
-        self.consumed = consumed
-        cdef double *rejected = <double *> realloc(self.rejected, room * sizeof(double))
-        if rejected == NULL:
-            raise MemoryError
-        self.rejected = rejected
-        memset(self.consumed + self.room, 0, (room - self.room) * sizeof(double))
-        memset(self.rejected + self.room, 0, (room - self.room) * sizeof(double))
-        self.room = room
-
-    def __dealloc__(self):
-        free(self.consumed)
-        free(self.rejected)
-
-
-cdef class Usage:
-    """What is new in one report, for one service: the amounts since the report before it."""
-
-    def __cinit__(self, str node, int slots, Book book):
-        self.node = node
-        self.slots = slots
-        self.book = book
-        self.used = NULL
-        self.count = self.room = 0
-
-    def __dealloc__(self):
-        free(self.used)
-
-    cdef int push(self, int bucket, double consumed, unsigned int rejected, unsigned int requests) except -1:
-        cdef Used *grown
-        if self.count == self.room:
-            grown = <Used *> realloc(self.used, max(8, 2 * self.room) * sizeof(Used))
-            if grown == NULL:
-                raise MemoryError
-            self.used = grown
-            self.room = max(8, 2 * self.room)
-        self.used[self.count] = Used(bucket, consumed, rejected, requests)
-        self.count += 1
-        return 0
-
-    def __len__(self):
-        return self.count
-
-    @property
-    def consumed(self):
-        """user -> resource -> amount"""
-        return self._as_dict(0)
-
-    @property
-    def rejected(self):
-        """user -> resource -> number of requests"""
-        return self._as_dict(1)
-
-    @property
-    def requests(self):
-        """user -> resource -> number of requests that consumed some of it"""
-        return self._as_dict(2)
-
-    def _as_dict(self, int which):
-        cdef Py_ssize_t i
-        result = {}
-        for i in range(self.count):
-            user, resource = self.book.names[self.used[i].bucket]
-            if which == 0:
-                value = self.used[i].consumed
-            elif which == 1:
-                value = self.used[i].rejected
-            else:
-                value = self.used[i].requests
-            if value:
-                result.setdefault(user, {})[resource] = value
-        return result
 
 
 cdef class Book:
@@ -227,7 +148,7 @@ cdef class Book:
         cdef double consumed, settled, held, new
         cdef unsigned int rejected, requests, refused, served
         cdef Cell *cell
-        cdef Usage usage = Usage(node_id, slots, self)
+        cdef Usage usage = Usage(node_id, slots, self.names)
         for user, resources in lines.items():
             for resource, line in (<dict?> resources).items():
                 consumed, rejected_, requests_, settled, held = line
@@ -265,7 +186,7 @@ cdef class Book:
         cdef double consumed
         cdef long long rejected
         cdef Cell *cell
-        cdef Usage usage = Usage(node_id, 1, self)
+        cdef Usage usage = Usage(node_id, 1, self.names)
         for user in {**consumption, **rejection}:
             amounts = consumption.get(user, {})
             refusals = rejection.get(user, {})
@@ -305,7 +226,7 @@ cdef class Book:
                 bucket.cost = cost
             else:
                 bucket.cost += (cost - bucket.cost) * served / (served + 32.0)
-        demand = (new + max(0.0, held - cell.held) + refused * _request(bucket)) / usage.slots
+        demand = (new + max(0.0, held - cell.held) + refused * cost_of_request(bucket)) / usage.slots
         if refused and bucket.cost == 0.0:
             # Refusals of unknown cost: the node wants more than it had, say as much again.
             demand += new / usage.slots
@@ -315,14 +236,14 @@ cdef class Book:
         distance = demand - cell.demand
         if demand == 0.0 or cell.demand == <float> INFINITY:
             cell.demand = <float> demand
-        elif distance * distance <= 9.0 * _request(bucket) * max(demand, <double> cell.demand):
+        elif distance * distance <= 9.0 * cost_of_request(bucket) * max(demand, <double> cell.demand):
             cell.demand += <float> (0.3 * distance)
         elif distance > 0.0:
             cell.demand = <float> demand
         else:
             cell.demand = <float> max(0.1 * demand, demand + distance)
         if bucket.rate >= 0.0:
-            _refill(bucket, slot)
+            refill(bucket, slot)
         if usage.slots > 1 and bucket.spilled > 0.0:
             # The older part was consumed while refill spilled over that should have covered it.
             recovered = min(bucket.spilled, new * (usage.slots - 1) / usage.slots)
@@ -388,11 +309,11 @@ cdef class Book:
             return
         bucket.rate, bucket.capacity, begun = terms
         bucket.slot = max(slot, begun)
-        bucket.level = min(_ceiling(bucket), bucket.rate * (bucket.slot - begun + 1))
+        bucket.level = min(ceiling_of(bucket), bucket.rate * (bucket.slot - begun + 1))
 
     cdef Cell *_cell(self, Bucket *bucket, int node) except NULL:
         """The node's cell of a bucket, made when there is none."""
-        cdef int position = _position(bucket, node), room
+        cdef int position = position_of(bucket, node), room
         cdef Cell *grown
         if position < bucket.count and bucket.cells[position].node == node:
             return &bucket.cells[position]
@@ -525,13 +446,13 @@ cdef class Book:
                 # Nothing more for it; but what it has may be spent as long as we do not hear.
                 wishes[i].demand = -1.0
                 held += cell.held
-                outstanding += cell.lapsed + _promised(cell, first, reported)
+                outstanding += cell.lapsed + promised_after(cell, first, reported)
                 late = True
                 continue
             cell.lapsed = 0.0
             late = late or reported < slot - 1
             held += cell.held
-            outstanding += _promised(cell, first, reported)
+            outstanding += promised_after(cell, first, reported)
             # Not a word of it in the last report, or in that of the slot in which it was asked for.
             if first + cell.listed <= reported and (
                 cell.demand != <float> INFINITY or first + cell.asked <= reported + 1
@@ -541,13 +462,13 @@ cdef class Book:
             if slot - first - max(cell.listed, cell.asked) >= FORGET_SLOTS - ROUND_TRIP_SLOTS:
                 # It is about to be forgotten, and a promise must not be forgotten with it.
                 wishes[i].demand = -1.0
-                _promise(cell, first, slot + lead[cell.node], 0.0)
+                promise(cell, first, slot + lead[cell.node], 0.0)
         bucket.held = held
-        _refill(bucket, slot)
+        refill(bucket, slot)
         if not late:
             bucket.spilled = 0.0
         available = bucket.level + bucket.rate - held - outstanding
-        request = _request(bucket)
+        request = cost_of_request(bucket)
         budget = available
         if budget > bucket.rate:
             budget = bucket.rate + 0.5 * (available - bucket.rate)
@@ -588,7 +509,7 @@ cdef class Book:
                 cell.carry = <float> max(-4.0, min(4.0, wanted - given))
                 amount = given * request
             target = slot + lead[cell.node]
-            _promise(cell, first, target, <float> amount)
+            promise(cell, first, target, <float> amount)
             out = &outs[2 * cell.node + (target & (lead[cell.node] - 1))]
             if out.count == out.room:
                 _grow(out)
@@ -615,7 +536,8 @@ cdef class Book:
         shares = list(self.rule(user, resource, budget, bucket.rate, wishes))
         if len(shares) != len(wishes):
             raise ValueError(f"the assignment rule gave {len(shares)} shares for {len(wishes)} nodes")
-        if not all(isfinite(share) and share >= 0.0 for share in shares) or sum(shares) > max(budget, 0.0) * (1.0 + SLACK):
+        is_sane = all(isfinite(share) and share >= 0.0 for share in shares)
+        if not is_sane or sum(shares) > max(budget, 0.0) * (1.0 + SLACK):
             raise ValueError(f"the assignment rule gave {shares!r} out of {budget!r}")
         given = iter(shares)
         for i in range(bucket.count):
@@ -665,8 +587,8 @@ cdef class Book:
         if kept:
             return 1
         if bucket.rate >= 0.0:
-            _refill(bucket, slot)
-            if bucket.level < _ceiling(bucket):
+            refill(bucket, slot)
+            if bucket.level < ceiling_of(bucket):
                 return 0
         free(bucket.cells)
         bucket.cells = NULL
@@ -698,7 +620,7 @@ cdef class Book:
             name = self.names[out.given[i].bucket]
             if name is not None:
                 bucket = &self.buckets[out.given[i].bucket]
-                at = _position(bucket, node)
+                at = position_of(bucket, node)
                 safe = bucket.cells[at].safe if at < bucket.count and bucket.cells[at].node == node else 0.0
                 result.setdefault(name[0], {})[name[1]] = (out.given[i].amount, safe)
         return result
@@ -727,15 +649,15 @@ cdef class Book:
             again = cell.asked == day
             cell.asked = day
             cell.demand = INFINITY
-            _refill(bucket, slot)
+            refill(bucket, slot)
             if cell.safe == 0.0:
                 cell.safe = <float> (bucket.rate / max(1, len(self.nodes)))
             for target in range(slot, last + 2):
                 if self.first + cell.until - 1 < target:
-                    _promise(cell, self.first, target, 0.0)
+                    promise(cell, self.first, target, 0.0)
                 if not again:
                     available = bucket.level + bucket.rate * (last + 1 - slot) - self._outstanding(bucket)
-                    amount = _grant(available, bucket.rate, _request(bucket))
+                    amount = part_for_asker(available, bucket.rate, cost_of_request(bucket))
                     cell.promised[target & 3] += <float> amount
                 result.append((target, resource, cell.promised[target & 3], cell.safe))
                 if 2 * node + 1 < self.outs_room and self._out(node, target).slot == target:
@@ -752,7 +674,7 @@ cdef class Book:
         cdef Cell *cell
         for i in range(bucket.count):
             cell = &bucket.cells[i]
-            outstanding += cell.held + _promised(cell, self.first, self.nodes.reported[cell.node])
+            outstanding += cell.held + promised_after(cell, self.first, self.nodes.reported[cell.node])
             if self.assigned - self.nodes.reported[cell.node] >= GONE_SLOTS:
                 outstanding += cell.lapsed
         return outstanding
@@ -772,8 +694,8 @@ cdef class Book:
             if bucket.rate < 0.0:
                 self._set_terms(number, slot)
                 continue
-            _refill(bucket, slot)
-            before = _ceiling(bucket)
+            refill(bucket, slot)
+            before = ceiling_of(bucket)
             level = bucket.level
             self._set_terms(number, slot)
             if bucket.rate < 0.0:
@@ -782,7 +704,7 @@ cdef class Book:
             elif level <= 0.0 or before == 0.0:
                 bucket.level = level
             else:
-                bucket.level = level / before * _ceiling(bucket)
+                bucket.level = level / before * ceiling_of(bucket)
 
     # Snapshots
 
@@ -864,7 +786,7 @@ cdef class Book:
                 cell[0] = old
                 bucket.held += old.held
             if bucket.rate >= 0.0:
-                bucket.level = min(row[0], _ceiling(bucket) + bucket.held)
+                bucket.level = min(row[0], ceiling_of(bucket) + bucket.held)
 
     # Looking
 
@@ -914,7 +836,7 @@ cdef class Book:
         if number is None or self.buckets[<int> number].rate < 0.0:
             return None
         bucket = &self.buckets[<int> number]
-        _refill(bucket, slot)
+        refill(bucket, slot)
         return bucket.level
 
     def recorded(self, str user not None, str resource not None):
@@ -934,7 +856,7 @@ cdef class Book:
         cdef Bucket *bucket
         for number in range(self.count):
             bucket = &self.buckets[number]
-            i = _position(bucket, node)
+            i = position_of(bucket, node)
             if i < bucket.count and bucket.cells[i].node == node:
                 memset(bucket.cells[i].promised, 0, 4 * sizeof(float))
                 bucket.cells[i].lapsed = bucket.cells[i].held = 0.0
@@ -946,7 +868,7 @@ cdef class Book:
         cdef Bucket *bucket
         for number in range(self.count):
             bucket = &self.buckets[number]
-            i = _position(bucket, node)
+            i = position_of(bucket, node)
             if i < bucket.count and bucket.cells[i].node == node:
                 memmove(&bucket.cells[i], &bucket.cells[i + 1], (bucket.count - i - 1) * sizeof(Cell))
                 bucket.count -= 1
@@ -961,77 +883,3 @@ cdef int _grow(Out *out) except -1:
     out.given = grown
     out.room = room
     return 0
-
-
-cdef inline int _position(Bucket *bucket, int node) noexcept nogil:
-    """Where the cell of a node stands, or would stand."""
-    cdef int low = 0, high = bucket.count, middle
-    while low < high:
-        middle = (low + high) >> 1
-        if bucket.cells[middle].node < node:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-cdef inline double _request(Bucket *bucket) noexcept nogil:
-    """What a request costs, as far as is known."""
-    return bucket.cost if bucket.cost > 0.0 else 1.0
-
-
-cdef inline double _ceiling(Bucket *bucket) noexcept nogil:
-    """The most a bucket can hold: its capacity, but enough for a slot and for one request.
-
-    A limit of less than a request per slot goes on filling for a while beside the one it holds.
-    """
-    cdef double request = _request(bucket)
-    if bucket.rate <= 0.0:
-        return 0.0
-    return max(bucket.capacity, max(bucket.rate, request + min(ROUND_TRIP_SLOTS * bucket.rate, request)))
-
-
-cdef inline void _refill(Bucket *bucket, long long slot) noexcept nogil:
-    """Bring the level up to a slot. What running requests hold is as good as spent: not full yet."""
-    cdef double ceiling, refilled
-    if slot > bucket.slot:
-        ceiling = _ceiling(bucket) + bucket.held
-        refilled = bucket.level + bucket.rate * (slot - bucket.slot)
-        if refilled > ceiling:
-            bucket.spilled += refilled - ceiling
-            refilled = ceiling
-        bucket.level = refilled
-        bucket.slot = slot
-
-
-cdef inline double _promised(Cell *cell, long long first, long long reported) noexcept nogil:
-    """The sum of what is promised for the slots after the one that was reported."""
-    cdef long long last = first + cell.until - 1, slot = max(reported + 1, last - 3)
-    cdef double promised = 0.0
-    while slot <= last:
-        promised += cell.promised[slot & 3]
-        slot += 1
-    return promised
-
-
-cdef inline void _promise(Cell *cell, long long first, long long slot, float amount) noexcept nogil:
-    """Promise an amount for a slot; nothing for those that were left out before it."""
-    cdef long long left_out = max(first + cell.until, slot - 3)
-    while left_out < slot:
-        cell.promised[left_out & 3] = 0.0
-        left_out += 1
-    cell.promised[slot & 3] = amount
-    cell.until = <int> (slot - first + 1)
-
-
-cdef inline double _grant(double available, double rate, double request) noexcept nogil:
-    """What a node that asks gets of what is free: up to a slot's refill, or half of more."""
-    cdef double amount
-    if available <= 0.0:
-        return 0.0
-    amount = min(available, max(rate, 0.5 * available))
-    if amount < request:
-        return request if available >= request * (1.0 - SLACK) else 0.0
-    if amount < WHOLE_REQUESTS * request:
-        amount = request * floor(amount / request + SLACK)
-    return amount

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from headgate.errors import ConfigError
-from headgate.quota._book import Book, Usage
+from headgate.quota._book import Book
+from headgate.quota._usage import Usage
 from headgate.quota.protocol import Share
 
 __all__ = ["BucketService", "MakeService", "Service", "Shares", "installed_services"]

@@ -1,0 +1,122 @@
+"""A bucket and its cells, and what can be said and done with one of them alone.
+
+A *bucket* belongs to one user and resource, a *cell* to one bucket on one node. Amounts are in the
+resource's unit; slots in a cell are numbered from the book's first slot on, beginning with 1, so
+that they fit, and 0 is never.
+"""
+
+from libc.math cimport floor
+
+cdef extern from *:
+    """
+    /* Shares of fewer requests than this are given in whole requests. */
+    #define WHOLE_REQUESTS 256
+    /* Beside its burst, a bucket may hold one request and what comes in while a promise that
+       was not used is on its way back. */
+    #define ROUND_TRIP_SLOTS 3
+    /* Sums of fractions may fall short of a whole by so little. */
+    #define SLACK 1e-5
+    """
+    const int ROUND_TRIP_SLOTS
+    const double WHOLE_REQUESTS, SLACK
+
+cdef struct Cell:
+    double consumed  # the node's total, as far as it is booked
+    unsigned int rejected, requests  # likewise
+    float promised[4]  # for the slots the node has not reported yet, at slot % 4
+    float demand  # per slot, smoothed; infinite: not known yet
+    float held  # what running requests are expected to consume
+    float carry  # the fraction, in requests, that shares have fallen short of
+    float safe  # the share of a slot in which the node is on its own
+    float last_consumed, last_rejected  # in the last report that had any
+    int node
+    int listed  # the slot of the last report with a line of it (from 1 on); 0: none yet
+    int until  # the last slot of which something is promised (from 1 on)
+    float lapsed  # what it may have taken while we were away, until it reports
+    int asked  # the slot in which the node asked for it (from 1 on)
+
+cdef struct Bucket:
+    double level  # what may be spent, after all that is booked; below 0: debt
+    double rate  # refill per slot; below 0: no limit
+    double capacity
+    double held  # by running requests, at the last assignment
+    double spilled  # refill that found the bucket full while some node was still to report
+    double recorded  # all that was ever booked
+    double cost  # the mean cost of a request; 0: not known
+    long long slot  # up to which it is refilled
+    Cell *cells  # by node number, rising
+    int count, room
+
+
+cdef inline int position_of(Bucket *bucket, int node) noexcept nogil:
+    """Where the cell of a node stands, or would stand."""
+    cdef int low = 0, high = bucket.count, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if bucket.cells[middle].node < node:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef inline double cost_of_request(Bucket *bucket) noexcept nogil:
+    """What a request costs, as far as is known."""
+    return bucket.cost if bucket.cost > 0.0 else 1.0
+
+
+cdef inline double ceiling_of(Bucket *bucket) noexcept nogil:
+    """The most a bucket can hold: its capacity, but enough for a slot and for one request.
+
+    A limit of less than a request per slot goes on filling for a while beside the one it holds.
+    """
+    cdef double request = cost_of_request(bucket)
+    if bucket.rate <= 0.0:
+        return 0.0
+    return max(bucket.capacity, max(bucket.rate, request + min(ROUND_TRIP_SLOTS * bucket.rate, request)))
+
+
+cdef inline void refill(Bucket *bucket, long long slot) noexcept nogil:
+    """Bring the level up to a slot. What running requests hold is as good as spent: not full yet."""
+    cdef double ceiling, refilled
+    if slot > bucket.slot:
+        ceiling = ceiling_of(bucket) + bucket.held
+        refilled = bucket.level + bucket.rate * (slot - bucket.slot)
+        if refilled > ceiling:
+            bucket.spilled += refilled - ceiling
+            refilled = ceiling
+        bucket.level = refilled
+        bucket.slot = slot
+
+
+cdef inline double promised_after(Cell *cell, long long first, long long reported) noexcept nogil:
+    """The sum of what is promised for the slots after the one that was reported."""
+    cdef long long last = first + cell.until - 1, slot = max(reported + 1, last - 3)
+    cdef double promised = 0.0
+    while slot <= last:
+        promised += cell.promised[slot & 3]
+        slot += 1
+    return promised
+
+
+cdef inline void promise(Cell *cell, long long first, long long slot, float amount) noexcept nogil:
+    """Promise an amount for a slot; nothing for those that were left out before it."""
+    cdef long long left_out = max(first + cell.until, slot - 3)
+    while left_out < slot:
+        cell.promised[left_out & 3] = 0.0
+        left_out += 1
+    cell.promised[slot & 3] = amount
+    cell.until = <int> (slot - first + 1)
+
+
+cdef inline double part_for_asker(double available, double rate, double request) noexcept nogil:
+    """What a node that asks gets of what is free: up to a slot's refill, or half of more."""
+    cdef double amount
+    if available <= 0.0:
+        return 0.0
+    amount = min(available, max(rate, 0.5 * available))
+    if amount < request:
+        return request if available >= request * (1.0 - SLACK) else 0.0
+    if amount < WHOLE_REQUESTS * request:
+        amount = request * floor(amount / request + SLACK)
+    return amount

@@ -1,0 +1,17 @@
+cdef class Sums:
+    cdef double *consumed
+    cdef double *rejected
+    cdef Py_ssize_t room
+
+cdef struct Used:
+    int bucket
+    double consumed
+    unsigned int rejected, requests
+
+cdef class Usage:
+    cdef readonly str node
+    cdef readonly int slots
+    cdef list names
+    cdef Used *used
+    cdef Py_ssize_t count, room
+    cdef int push(self, int bucket, double consumed, unsigned int rejected, unsigned int requests) except -1

@@ -102,7 +102,7 @@ class Overloaded:
     def record(self, reports: list[Report]) -> None:
         self.slot += 1
         for node, lines in zip(NODES, reports, strict=True):
-            self.book.deduct(self.book.record(node, self.slot, 1, True, False, lines))
+            self.book.deduct(self.book.record(node, self.slot, lines, is_known=True))
             self._nodes.set_reported(node, self.slot)
 
     def assign(self) -> None:

@@ -302,7 +302,7 @@ def test_what_is_not_limited_is_booked_all_the_same() -> None:
     ],
 )
 def test_a_line_that_makes_no_sense_is_refused(bad: Line) -> None:
-    with pytest.raises(ProtocolError, match="expected finite amounts"):
+    with pytest.raises(ProtocolError, match="expected names, and amounts"):
         Ledger([entry()]).book(START, report("n", 1, START - 1, u=bad))
 
 
@@ -310,11 +310,11 @@ def test_classic_reports_are_booked_once_for_each_node_and_slot() -> None:
     ledger = Ledger([entry(r=100.0)])
     consumption = {"front": {"u": {"r": 10.0}}}
     order = [5, 6, 5, 8, 7, 7, 6, 9]
-    booked = [ledger.book_classic("n", START + slot, consumption, {}) for slot in order]
+    booked = [ledger.book_classic(START + 10, "n", START + slot, consumption, {}) for slot in order]
     assert booked == [True, True, False, True, True, False, False, True]
     assert ledger.recorded("front", "u", "r") == 50.0
-    assert ledger.book_classic("n", START + 200, consumption, {})
-    assert not ledger.book_classic("n", START + 100, consumption, {})
+    assert ledger.book_classic(START + 200, "n", START + 200, consumption, {})
+    assert not ledger.book_classic(START + 200, "n", START + 100, consumption, {})
 
 
 def test_a_classic_node_has_its_quota_ready_when_it_reports() -> None:
@@ -323,7 +323,7 @@ def test_a_classic_node_has_its_quota_ready_when_it_reports() -> None:
     amounts = dict.fromkeys(range(START - 1, START + 2), 0.0)
     for slot in range(START, START + 80):
         consumption = {"front": {"u": {"r": amounts[slot - 1]}}}
-        ledger.book_classic("n", slot, consumption, {"front": {"u": {"r": 50.0}}})
+        ledger.book_classic(slot, "n", slot, consumption, {"front": {"u": {"r": 50.0}}})
         shares = ledger.quota(slot, "n")["front"].users.get("u", {})
         amounts[slot + 1] = shares.get("r", Share(0.0, 0.0)).amount
         ledger.assign(slot)
@@ -340,11 +340,12 @@ def test_a_changed_limit_takes_effect_with_the_next_assignment_and_keeps_the_pro
     ledger.assign(START + 20)
     assert ledger.level("front", "u", "r", START + 20) == 1000.0
     ledger.book(START + 20, report("n", 3, START + 20, u=line(500.0)))
+    before = ledger.version
     ledger.set_limits([entry(r=200.0, burst_seconds=10.0)])
     assert ledger.level("front", "u", "r", START + 20) == 500.0
     ledger.assign(START + 21)
     assert ledger.level("front", "u", "r", START + 21) == pytest.approx(1200.0)
-    assert ledger.version == 2
+    assert ledger.version != before
 
 
 def test_a_debt_is_not_forgiven_by_a_change_of_limits() -> None:
@@ -397,10 +398,11 @@ def test_two_entries_for_one_user_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="got two for 'front' and 'u'"):
         Ledger([entry(), entry()])
     ledger = Ledger([entry()])
+    before = ledger.version
     with pytest.raises(ValueError, match="got two"):
         ledger.set_limits([entry(), entry()])
     ledger.assign(START)
-    assert ledger.version == 1
+    assert ledger.version == before
 
 
 @pytest.mark.parametrize("name", ["a/b", "a.b", "..", "ü", "user 1", "*foo", "front", "\U0001f600"])
@@ -599,7 +601,7 @@ def test_the_last_slots_can_be_looked_at() -> None:
     [
         ({"slot_seconds": 0.01}, "from 0.1 to 3600, got 0.01"),
         ({"slot_seconds": float("nan")}, "got nan"),
-        ({"nr_slot": 0}, "1 or more, got 0"),
+        ({"nr_slot": 0}, "from 1 to 3600, got 0"),
         ({"assignment": "best"}, "got 'best'"),
     ],
 )

@@ -29,6 +29,9 @@ cdef class Book:
     cdef Out *outs  # two for each node
     cdef Py_ssize_t outs_room
     cdef readonly int nr_slot
+    cdef bint is_assigning
+    cdef object rule_error
+    cdef int _node(self, str node_id) except -1
     cdef dict sums  # slot -> Sums
     cdef dict past  # slot -> node -> what was given, as packed `Given`s
     cdef Py_ssize_t _number_of(self, str user, str resource, long long slot) except -1

@@ -31,14 +31,25 @@ class Book:
         first: int,
         nr_slot: int = 60,
     ) -> None: ...
+    @staticmethod
+    def check(node_id: str, lines: dict[str, dict[str, Line]]) -> None: ...
+    @staticmethod
+    def check_slot(
+        node_id: str,
+        consumption: dict[str, dict[str, float]],
+        rejection: dict[str, dict[str, float]],
+    ) -> None: ...
     def record(
         self,
         node_id: str,
         slot: int,
-        slots: int,
-        is_known: bool,
-        is_reborn: bool,
         lines: dict[str, dict[str, Line]],
+        *,
+        slots: int = 1,
+        sequence: int = 1,
+        since: int = 0,
+        is_known: bool = False,
+        is_reborn: bool = False,
     ) -> Usage: ...
     def record_slot(
         self,
@@ -49,6 +60,7 @@ class Book:
     ) -> Usage: ...
     def deduct(self, usage: Usage) -> None: ...
     def assign(self, slot: int) -> None: ...
+    def rebase(self, slot: int) -> None: ...
     def quota(self, slot: int, node_id: str) -> dict[str, dict[str, tuple[float, float]]]: ...
     def grant(
         self, slot: int, node_id: str, user: str, resources: Iterable[str]

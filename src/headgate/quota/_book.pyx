@@ -31,6 +31,7 @@ number in each assignment. Slots are whole numbers, amounts are floats in the re
 
 from collections import deque
 
+from libc.limits cimport INT_MAX
 from libc.math cimport INFINITY, floor, isfinite
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
@@ -85,6 +86,7 @@ cdef enum:
     GIVEN = 2
 
 CELL_SIZE = sizeof(Cell)
+cdef double MOST = 1e18  # no total is larger
 
 
 cdef class Book:
@@ -113,6 +115,7 @@ cdef class Book:
         self.free = deque()
         self.sums = {}
         self.past = {}
+        self.is_assigning = False
 
     def __dealloc__(self):
         cdef Py_ssize_t i
@@ -129,22 +132,79 @@ cdef class Book:
 
     # Booking
 
+    @staticmethod
+    def check(str node_id not None, dict lines not None):
+        """Raise a ProtocolError if a report has lines that cannot be booked, before any is."""
+        cdef double consumed, settled, held
+        cdef long long rejected, requests
+        for user, resources in lines.items():
+            for resource, line in resources.items():
+                try:
+                    consumed, rejected, requests, settled, held = line
+                except (TypeError, ValueError, OverflowError):
+                    consumed = -1.0
+                    rejected = requests = 0
+                    settled = held = 0.0
+                if not (
+                    type(user) is str
+                    and type(resource) is str
+                    and 0.0 <= settled <= consumed <= MOST
+                    and 0.0 <= held <= MOST
+                    and rejected >= 0
+                    and requests >= 0
+                ):
+                    raise ProtocolError(
+                        f"node {node_id!r} reports {line!r} for {user!r} and {resource!r}: expected names, and "
+                        f"amounts from 0 to {MOST:g} with settled not above consumed"
+                    )
+
+    @staticmethod
+    def check_slot(str node_id not None, dict consumption not None, dict rejection not None):
+        """Likewise for what a classic node counted in one slot."""
+        for counts in (consumption, rejection):
+            for user, resources in counts.items():
+                for resource, amount in resources.items():
+                    if (
+                        type(user) is not str
+                        or type(resource) is not str
+                        or type(amount) not in (int, float)
+                        or not 0 <= amount <= (MOST if counts is consumption else 1 << 31)
+                    ):
+                        raise ProtocolError(
+                            f"node {node_id!r} reports {amount!r} for {user!r} and {resource!r}: expected names, "
+                            f"and numbers from 0 to {MOST:g}"
+                        )
+
+    cdef int _node(self, str node_id) except -1:
+        """The number of a node, for those who want to change something."""
+        cdef int node = self.nodes.number_of(node_id)
+        if node < 0:
+            raise ValueError(f"node must be one that has reported, got {node_id!r}")
+        if self.is_assigning:
+            raise RuntimeError("nothing can be booked or asked for in the middle of an assignment")
+        return node
+
     def record(
         self,
         str node_id not None,
         long long slot,
-        int slots,
-        bint is_known,
-        bint is_reborn,
         dict lines not None,
+        *,
+        int slots=1,
+        unsigned int sequence=1,
+        unsigned int since=0,
+        bint is_known=False,
+        bint is_reborn=False,
     ):
-        """Bring the totals of a node up to a report, and tell what is new in it.
+        """Bring the totals of a node up to a report that was checked, and tell what is new in it.
 
-        `slots` is how many slots it covers. Of a cell that has no total yet, what no leader has
-        acknowledged is new; and all of it, if the node is reborn (we knew its last life, so that
-        this one began in our time). `is_known`: the report before it is in the book.
+        `slots` is how many slots it covers, `sequence` and `since` are the report's. Of a cell that
+        has no total, what no leader has acknowledged is new; and all of it, if the node is reborn
+        (we knew its last life, so that this one began in our time). A cell that the node may have
+        forgotten has none: silent for long, and the node knows that we know. `is_known`: the
+        report before it is in the book.
         """
-        cdef int node = self.nodes.number_of(node_id), number, day = self._day(slot)
+        cdef int node = self._node(node_id), number
         cdef double consumed, settled, held, new
         cdef unsigned int rejected, requests, refused, served
         cdef Cell *cell
@@ -152,16 +212,13 @@ cdef class Book:
         for user, resources in lines.items():
             for resource, line in (<dict?> resources).items():
                 consumed, rejected_, requests_, settled, held = line
-                if not (0.0 <= settled <= consumed and isfinite(consumed) and 0.0 <= held and isfinite(held)):
-                    raise ProtocolError(
-                        f"node {node_id!r} reports {line!r} for {user!r} and {resource!r}: expected finite "
-                        "amounts that are not negative, and settled not above consumed"
-                    )
                 rejected = <unsigned int> (<unsigned long long> rejected_)
                 requests = <unsigned int> (<unsigned long long> requests_)
                 number = self._number_of(user, resource, slot)
                 cell = self._cell(&self.buckets[number], node)
-                if cell.listed == 0 or day - cell.listed > FORGET_SLOTS:
+                if cell.sequence == 0 or (
+                    since >= cell.sequence and sequence - cell.sequence > FORGET_SLOTS
+                ):
                     new = consumed if is_reborn else consumed - settled
                     refused = rejected if is_known or is_reborn else 0
                     served = requests if is_known or is_reborn else 0
@@ -172,6 +229,8 @@ cdef class Book:
                 cell.consumed = consumed
                 cell.rejected = rejected
                 cell.requests = requests
+                cell.sequence = sequence
+                cell.lapsed = 0.0
                 self._enter(usage, number, cell, slot, new, refused, served, held)
         return usage
 
@@ -182,9 +241,8 @@ cdef class Book:
 
         Such a node sends no totals and does not say how many requests it served.
         """
-        cdef int node = self.nodes.number_of(node_id), number
+        cdef int node = self._node(node_id), number
         cdef double consumed
-        cdef long long rejected
         cdef Cell *cell
         cdef Usage usage = Usage(node_id, 1, self.names)
         for user in {**consumption, **rejection}:
@@ -192,16 +250,11 @@ cdef class Book:
             refusals = rejection.get(user, {})
             for resource in {**amounts, **refusals}:
                 consumed = amounts.get(resource, 0.0)
-                rejected = <long long> (<double> refusals.get(resource, 0))
-                if not (0.0 <= consumed and isfinite(consumed) and 0 <= rejected < 1 << 31):
-                    raise ProtocolError(
-                        f"node {node_id!r} reports {consumed!r} consumed and {rejected!r} rejected for {user!r} "
-                        f"and {resource!r}: expected finite numbers that are not negative"
-                    )
+                rejected = <unsigned int> (<double> refusals.get(resource, 0))
                 number = self._number_of(user, resource, slot)
                 cell = self._cell(&self.buckets[number], node)
                 cell.consumed += consumed
-                self._enter(usage, number, cell, slot, consumed, <unsigned int> rejected, 0, 0.0)
+                self._enter(usage, number, cell, slot, consumed, rejected, 0, 0.0)
         return usage
 
     cdef int _enter(
@@ -264,6 +317,8 @@ cdef class Book:
     def deduct(self, Usage usage not None):
         """Take what was consumed out of the buckets."""
         cdef Py_ssize_t i
+        if usage.names is not self.names:
+            raise ValueError("usage must come from this book")
         for i in range(usage.count):
             self.buckets[usage.used[i].bucket].level -= usage.used[i].consumed
 
@@ -343,33 +398,71 @@ cdef class Book:
         return sums
 
     cdef int _day(self, long long slot) noexcept:
-        return <int> max(1, slot - self.first + 1)
+        """A slot as it stands in a cell."""
+        return <int> max(1, min(slot - self.first + 1, INT_MAX))
 
     # Assigning
 
     def assign(self, long long slot):
-        """Give out the quota of the next slot, in all buckets that have a limit."""
+        """Give out the quota of the next slot, in all buckets that have a limit.
+
+        An error of a rule that was handed in comes out in the end; the buckets it did not split
+        are split by ours.
+        """
         cdef Py_ssize_t number, forgotten = 0
         cdef int line
         if slot <= self.assigned:
             return
+        if self.is_assigning:
+            raise RuntimeError("an assignment is going on already")
         if slot > self.assigned + 4:
             self._lapse(slot)
         self._begin_outs(slot)
-        for number in range(self.count):
-            if number + 1 < self.count:
-                for line in range(8):
-                    ahead(<char *> self.buckets[number + 1].cells + 64 * line)
-            if self.buckets[number].count and self.buckets[number].rate >= 0.0:
-                self._assign(<int> number, slot)
+        self.is_assigning = True
+        self.rule_error = None
+        try:
+            for number in range(self.count):
+                if number + 1 < self.count:
+                    for line in range(8):
+                        ahead(<char *> self.buckets[number + 1].cells + 64 * line)
+                if self.buckets[number].count and self.buckets[number].rate >= 0.0:
+                    self._assign(<int> number, slot)
+        finally:
+            self.is_assigning = False
         self.assigned = slot
         self._archive()
         # A part of the buckets in each slot: all of them are looked at well within a minute.
-        for number in range(slot % TIDY_SLOTS, self.count, TIDY_SLOTS):
+        for number in range(slot & (TIDY_SLOTS - 1), self.count, TIDY_SLOTS):
             if forgotten == FORGET_AT_ONCE:
                 break
             if self.names[number] is not None:
                 forgotten += self._tidy(<int> number, slot)
+        if self.rule_error is not None:
+            raise self.rule_error
+
+    def rebase(self, long long slot):
+        """The clock has gone back, to `slot`: go on from there.
+
+        What was promised for slots that will come again stays promised until the nodes report.
+        Nothing is refilled until the clock has caught up; but nobody waits for longer than a
+        minute for that.
+        """
+        cdef Py_ssize_t number
+        cdef int i, day = self._day(slot)
+        cdef Bucket *bucket
+        cdef Cell *cell
+        for number in range(self.count):
+            bucket = &self.buckets[number]
+            if bucket.slot > slot + FORGET_SLOTS:
+                bucket.slot = slot
+            for i in range(bucket.count):
+                cell = &bucket.cells[i]
+                cell.lapsed += <float> promised_after(cell, self.first, self.nodes.reported[cell.node])
+                memset(cell.promised, 0, 4 * sizeof(float))
+                cell.until = min(cell.until, day)
+                cell.listed = min(cell.listed, day)
+                cell.asked = min(cell.asked, day - 1)
+        self.assigned = slot - 1
 
     def _archive(self):
         """Keep what was given, for those who ask later: few slots of many cells, or many of few."""
@@ -459,7 +552,7 @@ cdef class Book:
             ):
                 cell.demand = 0.0
             wishes[i].demand = cell.demand
-            if slot - first - max(cell.listed, cell.asked) >= FORGET_SLOTS - ROUND_TRIP_SLOTS:
+            if reported - first - max(cell.listed, cell.asked) >= FORGET_SLOTS - ROUND_TRIP_SLOTS - 1:
                 # It is about to be forgotten, and a promise must not be forgotten with it.
                 wishes[i].demand = -1.0
                 promise(cell, first, slot + lead[cell.node], 0.0)
@@ -480,7 +573,11 @@ cdef class Book:
             budget = bucket.level
             classic(budget, wishes, bucket.count)
         else:
-            self._ask_rule(number, budget, available)
+            try:
+                self._ask_rule(number, budget)
+            except Exception as error:
+                self.rule_error = error
+                fair(budget, wishes, bucket.count)
         whole = WHOLE_REQUESTS * request
         for i in range(bucket.count):
             if wishes[i].demand >= 0.0:
@@ -495,7 +592,7 @@ cdef class Book:
                 continue
             cell = &bucket.cells[i]
             amount = wishes[i].share
-            if safe_part > 0.0:
+            if safe_part > 0.0 or bucket.rate == 0.0:
                 cell.safe = <float> (amount * safe_part)
             if amount < whole and self.kind != CLASSIC:
                 # Whole requests go to the cell at which the parts so far make up one.
@@ -518,7 +615,7 @@ cdef class Book:
             out.count += 1
         return 0
 
-    def _ask_rule(self, int number, double budget, double available):
+    def _ask_rule(self, int number, double budget):
         """Let a rule that was handed in split the budget; what makes no sense is its error."""
         cdef Bucket *bucket = &self.buckets[number]
         cdef int i
@@ -573,8 +670,10 @@ cdef class Book:
         cdef int i, kept = 0, day = self._day(slot)
         for i in range(bucket.count):
             cell = &bucket.cells[i]
-            if day - max(cell.listed, cell.asked) > FORGET_SLOTS and (
-                cell.held == 0.0 or slot - self.nodes.reported[cell.node] > FORGET_SLOTS
+            # Only what the node has reported on since without a word: then it knows that we know.
+            if (
+                self.nodes.reported[cell.node] - self.first - max(cell.listed, cell.asked) >= FORGET_SLOTS
+                and cell.held == 0.0
             ):
                 continue
             if kept < i:
@@ -631,7 +730,7 @@ cdef class Book:
         Returns a list of (slot, resource, amount, safe), for this slot, and for the next one if
         it has been assigned already. To ask again in the same slot gives the same once more.
         """
-        cdef int node = self.nodes.number_of(node_id), number, day = self._day(slot)
+        cdef int node = self._node(node_id), number, day = self._day(slot)
         cdef Bucket *bucket
         cdef Cell *cell
         cdef Out *out
@@ -639,6 +738,8 @@ cdef class Book:
         cdef double available, amount
         cdef bint again
         result = []
+        if self.assigned > slot:
+            return result  # the clock has gone back a little: it will catch up
         last = max(self.assigned, slot - 1)
         for resource in resources:
             number = self._number_of(user, resource, slot)
@@ -656,7 +757,9 @@ cdef class Book:
                 if self.first + cell.until - 1 < target:
                     promise(cell, self.first, target, 0.0)
                 if not again:
-                    available = bucket.level + bucket.rate * (last + 1 - slot) - self._outstanding(bucket)
+                    available = (
+                        bucket.level + bucket.rate * max(0, last + 1 - bucket.slot) - self._outstanding(bucket)
+                    )
                     amount = part_for_asker(available, bucket.rate, cost_of_request(bucket))
                     cell.promised[target & 3] += <float> amount
                 result.append((target, resource, cell.promised[target & 3], cell.safe))
@@ -685,7 +788,7 @@ cdef class Book:
         """Ask `terms` again for every bucket. What is saved keeps its proportion; debt stays."""
         cdef Py_ssize_t number
         cdef Bucket *bucket
-        cdef double before, level
+        cdef double before, level, rate
         cdef int i
         for number in range(self.count):
             if self.names[number] is None:
@@ -697,7 +800,12 @@ cdef class Book:
             refill(bucket, slot)
             before = ceiling_of(bucket)
             level = bucket.level
+            rate = bucket.rate
             self._set_terms(number, slot)
+            for i in range(bucket.count):
+                bucket.cells[i].safe = <float> (
+                    bucket.cells[i].safe * bucket.rate / rate if rate > 0.0 and bucket.rate > 0.0 else 0.0
+                )
             if bucket.rate < 0.0:
                 for i in range(bucket.count):
                     memset(bucket.cells[i].promised, 0, 4 * sizeof(float))
@@ -711,12 +819,12 @@ cdef class Book:
     def dump(self):
         """Everything that must outlive us: names, levels, and the cells as they lie in memory.
 
-        Returns (names, numbers, cells): for each bucket its (user, resource); 5 doubles (level,
-        recorded, cost, slot, number of cells); and its cells.
+        Returns (names, numbers, cells): for each bucket its (user, resource); 6 doubles (level,
+        recorded, cost, slot, number of cells, spilled); and its cells.
         """
         cdef Py_ssize_t number
         cdef Bucket *bucket
-        cdef double[5] row
+        cdef double[6] row
         names = []
         numbers = []
         cells = []
@@ -730,6 +838,7 @@ cdef class Book:
             row[2] = bucket.cost
             row[3] = <double> bucket.slot
             row[4] = bucket.count
+            row[5] = bucket.spilled
             numbers.append((<char *> row)[: sizeof(row)])
             cells.append((<char *> bucket.cells)[: bucket.count * sizeof(Cell)])
         return names, b"".join(numbers), b"".join(cells)
@@ -748,7 +857,7 @@ cdef class Book:
         The book must be new, and begin in the same slot.
         """
         cdef Py_ssize_t i, number, total = 0, at = 0
-        cdef double[5] row
+        cdef double[6] row
         cdef const char *packed = numbers
         cdef const char *packed_cells = cells
         cdef Bucket *bucket
@@ -761,7 +870,7 @@ cdef class Book:
             raise ValueError("the numbers do not fit the names")
         for i in range(len(names)):
             memcpy(row, packed + i * sizeof(row), sizeof(row))
-            for j in range(5):
+            for j in range(6):
                 if not isfinite(row[j]):
                     raise ValueError(f"bucket {names[i]!r} has a number that is not finite")
             if not 0 <= row[4] <= len(nodes):
@@ -777,6 +886,7 @@ cdef class Book:
             bucket = &self.buckets[number]
             bucket.recorded = row[1]
             bucket.cost = row[2]
+            bucket.spilled = row[5]
             for _ in range(<int> row[4]):
                 memcpy(&old, packed_cells + at, sizeof(Cell))
                 at += sizeof(Cell)
@@ -787,6 +897,26 @@ cdef class Book:
                 bucket.held += old.held
             if bucket.rate >= 0.0:
                 bucket.level = min(row[0], ceiling_of(bucket) + bucket.held)
+        self._give_again()
+
+    def _give_again(self):
+        """Make the quotas of the last assignment once more, out of what is promised."""
+        cdef Py_ssize_t number
+        cdef int i
+        cdef long long target
+        cdef Cell *cell
+        cdef Out *out
+        self._begin_outs(self.assigned)
+        for number in range(self.count):
+            for i in range(self.buckets[number].count):
+                cell = &self.buckets[number].cells[i]
+                target = self.assigned + self.nodes.lead[cell.node]
+                if self.first + cell.until - 1 == target and self.buckets[number].rate >= 0.0:
+                    out = self._out(cell.node, target)
+                    if out.count == out.room:
+                        _grow(out)
+                    out.given[out.count] = Given(<int> number, cell.promised[target & 3])
+                    out.count += 1
 
     # Looking
 
@@ -830,13 +960,13 @@ cdef class Book:
         return result
 
     def level(self, str user not None, str resource not None, long long slot):
-        """What a bucket holds, or None when it has no limit or is full and forgotten."""
-        cdef Bucket *bucket
+        """What a bucket holds in a slot, or None when it has no limit or is full and forgotten."""
+        cdef Bucket bucket
         number = self.users.get(user, {}).get(resource)
         if number is None or self.buckets[<int> number].rate < 0.0:
             return None
-        bucket = &self.buckets[<int> number]
-        refill(bucket, slot)
+        bucket = self.buckets[<int> number]
+        refill(&bucket, slot)
         return bucket.level
 
     def recorded(self, str user not None, str resource not None):

@@ -75,6 +75,12 @@ cdef class Nodes:
         cdef int number = self.numbers[node_id]
         return number, self.reported[number], self.lead[number]
 
+    def rebase(self, long long slot):
+        """No node has reported more than `slot`: the clock has gone back."""
+        cdef Py_ssize_t number
+        for number in range(len(self.names)):
+            self.reported[number] = min(self.reported[number], slot)
+
     def __contains__(self, node_id):
         return node_id in self.numbers
 

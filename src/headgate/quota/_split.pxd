@@ -20,6 +20,9 @@ cdef extern from *:
     /* The part of a bucket that waits at nodes without traffic, for traffic to come. */
     #define RESERVE 0.05
 
+    /* The level of water-filling is found to nine digits in far fewer rounds. */
+    #define MOST_ROUNDS 128
+
     /* The classic rule looks at reports of so many slots, the newer the heavier. */
     #define CLASSIC_SLOTS 5
     #define CLASSIC_CONSUMPTION 0.6
@@ -28,6 +31,7 @@ cdef extern from *:
     """
     const double RESERVE, CLASSIC_CONSUMPTION, CLASSIC_REJECTION, CLASSIC_IDLE
     const long long CLASSIC_SLOTS
+    const int MOST_ROUNDS
 
 
 cdef inline void fair(double budget, Wish *wishes, Py_ssize_t count) noexcept nogil:
@@ -72,7 +76,7 @@ cdef inline void fair(double budget, Wish *wishes, Py_ssize_t count) noexcept no
     unmet = busy
     met = 0.0
     level = left / unmet
-    while True:
+    for _ in range(MOST_ROUNDS):
         met = 0.0
         unmet = 0
         for i in range(count):

@@ -63,6 +63,7 @@ cdef class Usage:
         return 0
 
     def __len__(self):
+        """How many buckets something is new of."""
         return self.count
 
     @property

@@ -122,6 +122,8 @@ class CentralState:
         if slot <= self._assigned:
             return []
         self._assigned = slot
+        if not self.ledger.has_nodes:
+            return []  # nor is it known yet whose clock this is
         self.ledger.assign(slot)
         if not self.leads:
             return []

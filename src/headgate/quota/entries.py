@@ -24,6 +24,7 @@ from headgate.errors import ConfigError
 __all__ = ["Entry", "read_entries"]
 
 _LONGEST_NAME = 256
+_LARGEST = 1e15  # amounts up to here are exact to the unit
 _KEYS = ("service", "user", "burst_seconds")
 
 
@@ -53,7 +54,7 @@ def read_entries(text: str) -> tuple[list[Entry], list[str]]:
     """The entries of a limits file, and what is wrong with those that were skipped."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number with 5,000 digits
         raise ConfigError(f"the limits are not valid TOML: {error}") from None
     entries: list[Entry] = []
     faults = [
@@ -113,16 +114,18 @@ def _name(what: str, value: object) -> None:
         )
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value):
         raise ValueError(f"{what} must have no control characters, got {value!r}")
+    if any(0xD800 <= ord(character) < 0xE000 for character in value):
+        raise ValueError(f"{what} must be text that can be written as UTF-8, got {value!r}")
 
 
 def _amount(what: str, value: object) -> float:
     # TOML's true is an int to Python, and would be a rate of 1.
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{what} must be a finite number from 0 up, got {value!r}")
+        raise ValueError(f"{what} must be a number from 0 to {_LARGEST:g}, got {value!r}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{what} must be a finite number from 0 up, got {value!r}")
+    if not 0 <= number <= _LARGEST:
+        raise ValueError(f"{what} must be a number from 0 to {_LARGEST:g}, got {value!r}")
     return number

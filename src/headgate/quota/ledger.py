@@ -16,15 +16,16 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar
 
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, ProtocolError
 from headgate.quota._book import Book
 from headgate.quota._nodes import Nodes
 from headgate.quota.entries import Entry
 from headgate.quota.limits_table import LimitsTable
 from headgate.quota.protocol import Ask, Report, ServiceQuota, Share
-from headgate.quota.service import BucketService, MakeService, Service
+from headgate.quota.service import BucketService, MakeService, Service, Shares
 from headgate.quota.snapshot import BookDump, pack, unpack
 
 __all__ = ["Assignment", "Ledger"]
@@ -39,6 +40,7 @@ Rule: TypeAlias = Callable[
 Assignment: TypeAlias = str | Rule
 Sum: TypeAlias = dict[str, dict[str, dict[str, float]]]
 
+MOST_PAST_SLOTS = 3600
 FORGET_NODE_SLOTS = 300
 FORGET_NODES_AT_ONCE = 4
 GONE_SLOTS = 3
@@ -79,11 +81,10 @@ class Ledger:
             raise ValueError(
                 f"assignment must be 'fair', 'classic' or a function, got {assignment!r}"
             )
-        if nr_slot < 1:
-            raise ValueError(f"nr_slot must be 1 or more, got {nr_slot!r}")
+        if not 1 <= nr_slot <= MOST_PAST_SLOTS:
+            raise ValueError(f"nr_slot must be from 1 to {MOST_PAST_SLOTS}, got {nr_slot!r}")
         self.slot_seconds = slot_seconds
         self.nr_slot = nr_slot
-        self.version = 1  # of the limits
         self.errors: dict[str, int] = {}  # of each service
         self._assignment = assignment
         self._make_services = dict(services or {})
@@ -110,13 +111,34 @@ class Ledger:
         LimitsTable(entries, self.slot_seconds)  # what makes no sense is refused now
         self._next_entries = entries
 
+    @property
+    def version(self) -> int:
+        """Of the limits. Centrals with the same limits say the same."""
+        return self._table.version
+
     def _begin(self, slot: int) -> None:
         """Everything that is not known from before begins in the first slot we hear of."""
-        if self._first is None:
-            self._first = slot
-            self._assigned = slot - 1
-            self._table.begin(slot, None)
-            self._open_services()
+        if self._first is not None:
+            if slot < self._assigned - CATCH_UP_SLOTS:
+                self._rebase(slot)
+            return
+        if not isinstance(slot, int) or not 0 <= slot < 1 << 60:
+            raise ValueError(f"slot must be a whole number from 0 up, got {slot!r}")
+        self._first = slot
+        self._assigned = slot - 1
+        self._table.begin(slot, None)
+        self._open_services()
+
+    def _rebase(self, slot: int) -> None:
+        """The clock has gone back by more than can be waited for."""
+        logger.warning("the clock went back from slot %d to %d", self._assigned, slot)
+        self._assigned = slot - 1
+        for known in self._known.values():
+            known.slot = min(known.slot, slot - 1)
+            known.seen = min(known.seen, slot)
+        for book in self._books.values():
+            book.rebase(slot)
+        self._nodes.rebase(slot - 1)
 
     def _change_limits(self, slot: int) -> None:
         if self._next_entries is None:
@@ -124,7 +146,6 @@ class Ledger:
         before, self._table = self._table, LimitsTable(self._next_entries, self.slot_seconds)
         self._table.begin(slot, before)
         self._next_entries = None
-        self.version += 1
         self._open_services()
         for book in self._books.values():
             book.limits_changed(slot)
@@ -142,7 +163,8 @@ class Ledger:
         book = Book(self._nodes, self._assignment, terms, first=self._first, nr_slot=self.nr_slot)
         self._books[name] = book
         make = self._make_services.get(name, BucketService)
-        self._services[name] = self._guarded(name, make, name, book) or BucketService(name, book)
+        service = self._guarded(name, make, name, book)
+        self._services[name] = BucketService(name, book) if service is None else service
 
     def _guarded(self, name: str, call: Callable[..., Result], *arguments: object) -> Result | None:
         """Call into a service. Its error is its own: logged, counted, and None for us."""
@@ -161,6 +183,8 @@ class Ledger:
         False: it was known already, or it takes for granted what is not booked here.
         """
         self._begin(slot)
+        for users in report.lines.values():
+            Book.check(report.node, users)
         known = self._known.get(report.node)
         is_known = known is not None and known.boot == report.boot
         is_reborn = known is not None and known.boot < report.boot
@@ -168,7 +192,7 @@ class Ledger:
             known.seen = max(known.seen, slot)
             if report.sequence <= known.sequence or report.since > known.sequence:
                 return False
-            covered = max(1, report.slot - known.slot)
+            covered = max(1, min(report.slot, slot) - known.slot)
             known.sequence = report.sequence
         elif known is not None and not is_reborn:
             return False
@@ -187,7 +211,14 @@ class Ledger:
         for name, users in report.lines.items():
             if name in self._books:
                 usage = self._books[name].record(
-                    report.node, reported, covered, is_known, is_reborn, users
+                    report.node,
+                    reported,
+                    users,
+                    slots=covered,
+                    sequence=report.sequence,
+                    since=report.since,
+                    is_known=is_known,
+                    is_reborn=is_reborn,
                 )
                 self._guarded(name, self._services[name].consume, reported, usage)
         if report.leaving:
@@ -202,14 +233,25 @@ class Ledger:
 
     def book_classic(
         self,
-        node: str,
         slot: int,
+        node: str,
+        sent_in: int,
         consumption: Mapping[str, dict[str, dict[str, float]]],
         rejection: Mapping[str, dict[str, dict[str, float]]],
     ) -> bool:
-        """Book what a classic node, in `slot`, tells of the slot before. False: known already."""
+        """Book what a classic node, in the slot `sent_in`, tells of the slot before.
+
+        `slot` is ours: such a node lives by a clock of its own. False: it was known already.
+        """
         self._begin(slot)
-        told = slot - 1
+        if sent_in > slot + CLASSIC_REPORTS:
+            raise ProtocolError(
+                f"node {node!r} reports in slot {sent_in!r}, expected at most {CLASSIC_REPORTS} "
+                f"slots after {slot}: its clock is wrong"
+            )
+        for name in {**consumption, **rejection}:
+            Book.check_slot(node, consumption.get(name, {}), rejection.get(name, {}))
+        told = sent_in - 1
         known = self._known.get(node)
         if known is None:
             known = self._known[node] = KnownNode(0, 0, told - 1, slot)
@@ -218,12 +260,14 @@ class Ledger:
         if age >= CLASSIC_REPORTS or (age >= 0 and known.booked >> age & 1):
             return False
         if age < 0:
-            known.booked = (known.booked << -age | 1) & ((1 << CLASSIC_REPORTS) - 1)
+            older = known.booked << min(-age, CLASSIC_REPORTS)
+            known.booked = (older | 1) & ((1 << CLASSIC_REPORTS) - 1)
             known.slot = told
         else:
             known.booked |= 1 << age
         known.seen = max(known.seen, slot)
-        self._nodes.add(node, known.slot, lead=2)
+        told = min(told, slot)
+        self._nodes.add(node, min(known.slot, slot), lead=2)
         self._note_reported(told, node)
         for name in {**consumption, **rejection}:
             if name in self._books:
@@ -275,12 +319,13 @@ class Ledger:
         """What `node` may let through in the slot after `slot`, by service."""
         count = self.nodes(slot)
         return {
-            name: ServiceQuota(
-                self._guarded(name, service.quota, slot, node) or {},
-                self._table.newcomers(name, count),
-            )
-            for name, service in self._services.items()
+            name: ServiceQuota(self._shares(name, slot, node), self._table.newcomers(name, count))
+            for name in self._services
         }
+
+    def _shares(self, name: str, slot: int, node: str) -> Shares:
+        shares = self._guarded(name, self._services[name].quota, slot, node)
+        return shares if isinstance(shares, dict) else {}
 
     def ask(self, slot: int, ask: Ask) -> dict[int, dict[str, ServiceQuota]]:
         """Answer a node that has met users it has no share for, by slot and service.
@@ -291,6 +336,7 @@ class Ledger:
         answer: dict[int, dict[str, ServiceQuota]] = {}
         if not self.is_live(ask.node, slot):
             return answer
+        self._begin(slot)
         self._assign_up_to(slot - 1)
         count = self.nodes(slot)
         for name, users in ask.users.items():
@@ -309,7 +355,7 @@ class Ledger:
         service = self._services[name]
         if isinstance(service, BucketService):
             return service.grant(slot, node, user, list(entry.rates))
-        shares = self._guarded(name, service.quota, slot - 1, node) or {}
+        shares = self._shares(name, slot - 1, node)
         return {slot: shares[user]} if user in shares else {}
 
     # Snapshots
@@ -320,10 +366,15 @@ class Ledger:
             "slot_seconds": self.slot_seconds,
             "first": self._first,
             "assigned": self._assigned,
-            "nodes": [
-                (node, *self._nodes.numbers_of(node), astuple(known))
-                for node, known in self._known.items()
-            ],
+            # By number: so their order is the same when they are numbered anew.
+            "nodes": sorted(
+                (
+                    (node, *self._nodes.numbers_of(node), astuple(known))
+                    for node, known in self._known.items()
+                ),
+                key=itemgetter(1),
+            ),
+            "since": self._table.begun_after(self._first),
         }
         return pack(head, {name: book.dump() for name, book in self._books.items()})
 
@@ -349,6 +400,7 @@ class Ledger:
 
     def _take_up(self, head: dict[str, Any], books: dict[str, BookDump]) -> None:
         self._begin(head["first"])
+        self._table.took_effect(head["since"])
         self._assigned = head["assigned"]
         numbers: dict[int, int] = {}
         for node, number, reported, lead, known in head["nodes"]:
@@ -358,6 +410,7 @@ class Ledger:
             if name not in self._books:
                 self._open(name)
             self._books[name].load(*dump, numbers, assigned=self._assigned)
+        self._live = len(self._known)
 
     # Looking
 
@@ -375,6 +428,10 @@ class Ledger:
     def live_nodes(self, slot: int) -> list[str]:
         """The nodes that have not missed more reports than may happen."""
         return [node for node in self._known if self.is_live(node, slot)]
+
+    @property
+    def has_nodes(self) -> bool:
+        return bool(self._known)
 
     @property
     def services(self) -> list[str]:

@@ -5,6 +5,7 @@ pile up (`burst_seconds`) and a rate for each resource. A resource that stands n
 limit.
 """
 
+import hashlib
 from collections.abc import Iterable
 
 from headgate.quota.entries import Entry
@@ -29,6 +30,7 @@ class LimitsTable:
                     f"{entry.service!r} and {entry.user!r}"
                 )
             users[entry.user] = entry
+        self.version = _fingerprint(self._entries)
         self._lowest = {service: _lowest(users) for service, users in self._entries.items()}
 
     def begin(self, slot: int, before: "LimitsTable | None") -> None:
@@ -39,6 +41,20 @@ class LimitsTable:
             for service, users in self._entries.items()
             for user in users
         }
+
+    def begun_after(self, slot: int | None) -> list[tuple[str, str, int]]:
+        """The limits that took effect later than `slot`, and when."""
+        return [
+            (*name, since)
+            for name, since in self._since.items()
+            if slot is not None and since > slot
+        ]
+
+    def took_effect(self, begun: Iterable[tuple[str, str, int]]) -> None:
+        """Take over when limits began, of those that are still here."""
+        for service, user, since in begun:
+            if (service, user) in self._since:
+                self._since[service, user] = since
 
     @property
     def services(self) -> list[str]:
@@ -68,6 +84,16 @@ class LimitsTable:
         """
         share = self._slot_seconds / max(1, nodes)
         return {name: rate * share for name, rate in self._lowest.get(service, {}).items()}
+
+
+def _fingerprint(entries: dict[str, dict[str, Entry]]) -> int:
+    """The same for the same limits, in every process."""
+    digest = hashlib.blake2b(digest_size=7)
+    for service in sorted(entries):
+        for user, entry in sorted(entries[service].items()):
+            terms = (service, user, entry.burst_seconds, sorted(entry.rates.items()))
+            digest.update(repr(terms).encode())
+    return int.from_bytes(digest.digest())
 
 
 def _lowest(users: dict[str, Entry]) -> dict[str, float]:

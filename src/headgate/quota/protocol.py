@@ -104,7 +104,7 @@ class Quota(NamedTuple):
 
     central: str
     epoch: int
-    version: int  # of the limits: when it changes, users who were free may be so no more
+    version: int  # of the limits: when it is another, users who were free may be so no more
     slot: int
     time: float
     nodes: int  # how many nodes the limits are shared by

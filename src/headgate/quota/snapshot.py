@@ -24,7 +24,7 @@ BookDump: TypeAlias = tuple[list[tuple[str, str]], bytes, bytes]
 
 MAGIC = b"hgledger"
 VERSION = 1
-HEAD = {"slot_seconds", "first", "assigned", "nodes"}
+HEAD = {"slot_seconds", "first", "assigned", "nodes", "since"}
 _START = struct.Struct("=8sIII")
 _LENGTH = struct.Struct("=Q")
 

@@ -81,6 +81,11 @@ class QuotasInHand:
         self._held = held
         self._prune()
 
+    def go_back(self, slot: int) -> None:
+        """It is `slot` now, though later ones have been: what was said of those is void."""
+        self._hands = {at: hand for at, hand in self._hands.items() if at <= slot + _AHEAD}
+        self.turn(slot, 0)
+
     def is_free(self, service: str, user: str) -> bool:
         free = self._free.get(service)
         return free is not None and user in free

@@ -79,8 +79,7 @@ class LimitsTable:
     def newcomers(self, service: str, nodes: int) -> dict[str, float]:
         """A node's share per slot of a user it knows nothing of yet.
 
-        His limit may be any of the service's: `*` if there is one, else the lowest of each
-        resource.
+        His limit may be any of the service's: for each resource that of `*`, else the lowest.
         """
         share = self._slot_seconds / max(1, nodes)
         return {name: rate * share for name, rate in self._lowest.get(service, {}).items()}
@@ -97,9 +96,9 @@ def _fingerprint(entries: dict[str, dict[str, Entry]]) -> int:
 
 
 def _lowest(users: dict[str, Entry]) -> dict[str, float]:
-    everyone = users.get(EVERYONE)
     lowest: dict[str, float] = {}
-    for entry in [everyone] if everyone else users.values():
+    for entry in users.values():
         for resource, rate in entry.rates.items():
             lowest[resource] = min(rate, lowest.get(resource, rate))
-    return lowest
+    everyone = users.get(EVERYONE)
+    return {**lowest, **everyone.rates} if everyone else lowest

@@ -38,6 +38,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from headgate.errors import ProtocolError
 from headgate.limits.checks import positive, whole
 from headgate.quota.fraction import fraction
 from headgate.quota.in_hand import FALLBACK, FREE, FRESH, REUSED, SAFE, QuotasInHand
@@ -59,6 +60,10 @@ _LATE = 0.2
 _HEAD_START = 0.1
 # Users at rest that are looked at after each report.
 _LOOKS = 256
+# A leader's clock that goes back by more slots than this is followed; else it is waited for.
+_MOST_HELD = 60
+# No clock says more, in seconds: sums with it are exact to a millisecond.
+_LATEST = 1e12
 # Users beyond `max_users` share so many tallies by hash: less for them, no more for anyone.
 _SPARE_TALLIES = 256
 
@@ -159,8 +164,12 @@ class NodeState:
         """A request has ended and cost `amounts`."""
         _check("amounts", amounts)
         tally = self._tally(now, service, user)
-        if tally is not None:
-            tally.settle(amounts, self._mark(tally))
+        if tally is None:
+            # He is free. What was running when his limit was taken away is still counted.
+            tally = self._users.get(service, {}).get(user)
+            if tally is None or not tally.is_holding:
+                return
+        tally.settle(amounts, self._mark(tally))
 
     def offer(
         self, now: float, service: str, user: str, amounts: Mapping[str, float], count: int
@@ -233,16 +242,18 @@ class NodeState:
             tally.is_paced = elapsed == 1 and tally.refused_at >= late
             for cell in tally.cells.values():
                 cell.taken = 0.0
-        was_credit = tally.is_credit
+        was_credit, state_before = tally.is_credit, tally.state
         state, limits = self._find(tally)
         tally.state = state
+        for cell in tally.cells.values():
+            cell.is_limited = False
+        for cell, _ in limits:
+            cell.is_limited = True
         tally.limits = limits
         tally.is_free = state == FREE
         tally.is_credit = state not in (FRESH, REUSED, FREE)
-        if tally.is_free:
-            tally.lots.clear()
-        elif tally.is_credit:
-            tally.grow(elapsed if was_credit else min(elapsed, 1), begins=not was_credit)
+        if tally.is_credit:
+            tally.grow(elapsed if was_credit else min(elapsed, 1), begins=state != state_before)
 
     def _find(self, tally: Tally) -> tuple[str, list[tuple[Cell, float]]]:
         state, shares = self._hands.find(tally.service, tally.name)
@@ -297,7 +308,6 @@ class NodeState:
             # A clock that leaps ahead mints no credit for time that nobody lived.
             windows = min(slot - self._slot, max(lived, 1))
             self._slot = slot
-            self._held = 0
             self._begin = self._clock.begin(slot)
         else:
             windows = max(lived - 1, 1)
@@ -320,14 +330,15 @@ class NodeState:
 
     def _retime(self, now: float, *, was_told: bool) -> None:
         """The leader has told the time."""
-        if not was_told:
-            # The slots so far were this node's own guess, and nobody was told of them.
-            slot = self._clock.slot(now)
-            if slot < self._slot:
-                self._slot = slot
-                self._begin = self._clock.begin(slot)
-                self._generation += 1
-                self._hands.turn(slot, 0)
+        slot = self._clock.slot(now)
+        # The slots so far were this node's own guess, and nobody was told of them; or they were
+        # those of a leader whose clock was so wrong that to wait would be worse than to go back.
+        if slot < self._slot and (not was_told or slot < self._slot - _MOST_HELD):
+            self._slot = slot
+            self._held = 0
+            self._begin = self._clock.begin(slot)
+            self._generation += 1
+            self._hands.go_back(slot)
         self._set_turn_at()
         if now >= self._turn_at:
             self._turn(now)
@@ -336,14 +347,18 @@ class NodeState:
         """`message` has come from `central`."""
         if central not in self._centrals:
             raise ValueError(f"central must be one of {self._centrals!r}, got {central!r}")
+        if not isinstance(message, Ack | Quota):
+            raise TypeError(f"message must be an Ack or a Quota, got {message!r}")
+        if not abs(message.time) <= _LATEST:
+            raise ProtocolError(
+                f"{central!r} says that it is {message.time!r}, expected seconds up to {_LATEST:g}"
+            )
         if now >= self._turn_at:
             self._turn(now)
         if isinstance(message, Quota):
             self._receive_quota(now, central, message)
-        elif isinstance(message, Ack):
-            self._receive_ack(now, central, message)
         else:
-            raise TypeError(f"message must be an Ack or a Quota, got {message!r}")
+            self._receive_ack(now, central, message)
 
     def _receive_ack(self, now: float, central: str, ack: Ack) -> None:
         if ack.boot != self.boot:
@@ -366,6 +381,11 @@ class NodeState:
         was_told = self._clock.is_told
         self._clock.hint(quota.epoch, time=quota.time, received=now)
         self._retime(now, was_told=was_told)
+        if self._held and quota.slot >= self._slot:
+            # The leader's clock has been heard again: quotas are as old as it says.
+            self._held = 0
+            self._hands.turn(self._slot, 0)
+            self._generation += 1
         if self._hands.receive(quota):
             self._generation += 1
 

@@ -6,7 +6,9 @@ knows that time as its own monotonic time plus an offset:
 - A report and its Ack make a sample: sent (node), time (leader), received (node). When the leader
   answered, the node's clock stood between sent and received, so the offset lies between
   time - received and time - sent; the middle is off by half the round trip at most. Of the last
-  eight samples the one with the shortest round trip counts.
+  eight samples the one with the shortest round trip counts. If even that one took more than half
+  a slot, the offset stays as it is, or moves to the nearer of the two bounds: one slow answer of a
+  new leader must not move the slots.
 - A sample whose bounds exclude those of older ones says that one of the two clocks has stepped
   (or the machine was asleep): the older samples are dropped. An average over samples was turned
   down: one slow answer would move every slot.
@@ -28,6 +30,8 @@ from headgate.limits.checks import positive, real
 __all__ = ["SlotClock"]
 
 _SAMPLES = 8
+# A sample with a round trip of more than this part of a slot is not worth its middle.
+_NARROW = 0.5
 # Two clocks drift apart by some microseconds in eight slots; a step is more than that.
 _DRIFT = 0.001
 
@@ -73,6 +77,7 @@ class SlotClock:
         """The leader of `epoch` said `time`, somewhen between `sent` and `received`."""
         if not sent <= received:
             raise ValueError(f"received must not be before sent ({sent!r}), got {received!r}")
+        is_first = not self.is_told
         if not self._follows(epoch):
             return
         newest = _Sample(time - received, time - sent)
@@ -83,7 +88,11 @@ class SlotClock:
             self._samples.clear()
         self._samples.append(newest)
         best = min(self._samples, key=lambda sample: sample.most - sample.least)
-        self._offset = (best.least + best.most) / 2
+        if is_first or best.most - best.least <= _NARROW * self.slot_seconds:
+            self._offset = (best.least + best.most) / 2
+        else:
+            # It tells little: the clock moves only as far as it must to agree with it.
+            self._offset = min(max(self._offset, best.least), best.most)
 
     def hint(self, epoch: int, *, time: float, received: float) -> None:
         """The leader of `epoch` said `time`, somewhen before `received`."""

@@ -37,6 +37,7 @@ class Cell:
         "first",
         "has_credit",
         "has_mean",
+        "is_limited",
         "is_start",
         "mean",
         "notes",
@@ -49,6 +50,7 @@ class Cell:
 
     def __init__(self, resource: str, *, is_start: bool = False) -> None:
         self.resource = resource
+        self.is_limited = False  # by the shares in hand
         self.is_start = is_start  # counts the beginnings of requests; in no report
         self.consumed = 0.0
         self.rejected = 0
@@ -242,6 +244,8 @@ class Tally:
         sums = lot.sums
         for cell, _ in self.limits:
             cost = cell.cost
+            if cost == 0.0:
+                continue
             cell.taken += cost
             cell.changed = sequence
             if is_credit:
@@ -262,19 +266,19 @@ class Tally:
             cell.consumed += amount
             if amount > 0.0:
                 cell.requests += 1
-            cell.learn(amount)
+                cell.learn(amount)
             cell.changed = sequence
             difference = amount - expected.pop(resource, 0.0)
             if difference > 0.0 or is_same:
                 cell.taken += difference
-            if self.is_credit and (difference > 0.0 or is_same_credit):
+            if self.is_credit and cell.is_limited and (difference > 0.0 or is_same_credit):
                 cell.credit -= difference
         for resource, amount in expected.items():
             cell = self.cell(resource)
             cell.changed = sequence
             if is_same:
                 cell.taken -= amount
-            if is_same_credit and self.is_credit:
+            if is_same_credit and self.is_credit and cell.is_limited:
                 cell.credit += amount
 
     def admit_many(
@@ -305,14 +309,15 @@ class Tally:
             cell.consumed += amount * many
             if amount > 0.0:
                 cell.requests += many
-            cell.learn(amount, many)
+                cell.learn(amount, many)
             cell.taken += amount * many
             cell.changed = sequence
         for cell, _ in self.limits:
-            cell.changed = sequence
-            if self.is_credit:
-                cost = 1.0 if cell.is_start else amounts.get(cell.resource, 0.0)
-                cell.credit -= cost * many
+            cost = 1.0 if cell.is_start else amounts.get(cell.resource, 0.0)
+            if cost > 0.0:
+                cell.changed = sequence
+                if self.is_credit:
+                    cell.credit -= cost * many
         return many
 
     def oldest(self) -> Lot | None:

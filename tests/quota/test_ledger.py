@@ -608,3 +608,158 @@ def test_the_last_slots_can_be_looked_at() -> None:
 def test_wrong_arguments_are_refused_at_once(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Ledger([entry()], **arguments)
+
+
+# What was broken once
+
+
+def test_a_clock_that_goes_back_by_an_hour_is_followed_and_gives_nothing_away() -> None:
+    ledger = Ledger([entry(r=100.0)])
+    ledger.book(START + 3600, report("n", 1, START + 3599, u=line(0.0)))
+    ledger.assign(START + 3600)
+    given = 0.0
+    for slot in range(START, START + 20):
+        ledger.book(slot, report("n", slot, slot - 1, u=line(0.0, rejected=slot)))
+        answers = ledger.ask(slot, Ask("n", 1, slot, 0.0, {"front": ["u"]}))
+        assert set(answers) <= {slot, slot + 1}
+        ledger.assign(slot)
+        given = ledger.quota(slot, "n")["front"].users["u"]["r"].amount
+    assert 0.0 < given <= 1000.0
+
+
+def test_a_clock_that_goes_back_by_one_slot_promises_nothing_twice() -> None:
+    ledger = Ledger([entry(r=100.0, burst_seconds=0.0)])
+    fleet = Fleet(ledger, 2)
+    fleet.run(10, 300.0)
+    before = ledger.outstanding("front", "u", "r")
+    ledger.ask(fleet.slot - 2, Ask("node-0", 1, fleet.slot - 2, 0.0, {"front": ["u"]}))
+    assert ledger.outstanding("front", "u", "r") == before
+
+
+def test_what_was_booked_before_a_long_silence_is_not_booked_again() -> None:
+    """Its Ack was lost, so the node tells it again, and no leader has settled it."""
+    ledger = Ledger([entry()])
+    ledger.book(START, report("n", 1, START - 1))
+    ledger.book(START + 1, report("n", 2, START, u=line(10.0))._replace(since=1))
+    for slot in range(START + 1, START + 100):
+        ledger.assign(slot)
+    ledger.book(START + 100, report("n", 101, START + 99, u=line(150.0))._replace(since=1))
+    assert ledger.recorded("front", "u", "r") == 150.0
+
+
+def test_a_lowered_limit_lowers_the_safe_share() -> None:
+    fleet = Fleet(Ledger([entry(r=1000.0)]), 2)
+    fleet.run(10, 3000.0)
+    for rate in (10.0, 0.0):
+        fleet.ledger.set_limits([entry(r=rate)])
+        fleet.run(1, 3000.0)
+        shares = fleet.ledger.quota(fleet.slot - 1, "node-0")["front"].users["u"]["r"]
+        assert shares.safe == rate / 2
+
+
+def test_of_a_report_with_a_bad_line_nothing_is_booked() -> None:
+    ledger = Ledger([entry("*")])
+    bad = report("n", 2, START, a=line(5.0), b=line(-1.0))
+    ledger.book(START, report("n", 1, START - 1))
+    with pytest.raises(ProtocolError):
+        ledger.book(START + 1, bad)
+    assert ledger.recorded("front", "a", "r") == 0.0
+    assert ledger.book(START + 1, report("n", 2, START, a=line(5.0), b=line(1.0)))
+    with pytest.raises(ProtocolError):
+        ledger.book_classic(
+            START, "c", START, {"front": {"u": {"r": 5.0}}, "x": {"u": {"r": -1.0}}}, {}
+        )
+    assert ledger.book_classic(START, "c", START, {"front": {"u": {"r": 5.0}}}, {})
+
+
+def test_a_slot_from_another_century_hurts_only_its_own_report() -> None:
+    ledger = Ledger([entry(r=100.0)])
+    with pytest.raises(ProtocolError, match="its clock is wrong"):
+        ledger.book_classic(START, "c", START + 10**14, {"front": {"u": {"r": 5.0}}}, {})
+    ledger.book_classic(START, "c", START, {}, {})
+    assert ledger.book_classic(START + 10**6, "c", START + 10**6, {}, {})
+    ledger.book(START, report("n", 1, START - 1))
+    assert ledger.book(START, report("n", 2, 2**62, u=line(7.0)))
+    assert ledger.recorded("front", "u", "r") == 7.0
+
+
+def test_to_look_changes_nothing() -> None:
+    ledger = Ledger([entry(r=100.0)])
+    ledger.book(START, report("n", 1, START - 1, u=line(0.0)))
+    before = ledger.level("front", "u", "r", START)
+    assert ledger.level("front", "u", "r", START + 10**6) == 1000.0
+    assert ledger.level("front", "u", "r", START) == before
+
+
+def test_a_plug_in_that_does_what_it_must_not_gets_an_error() -> None:
+    seen: list[str] = []
+
+    def nosy(user: str, resource: str, budget: float, rate: float, nodes: list) -> list[float]:
+        for attempt in (
+            lambda: book.record("n", START, {}),
+            lambda: book.grant(START, "n", "u", ["r"]),
+            lambda: book.assign(START + 5),
+        ):
+            with pytest.raises(RuntimeError, match="assignment"):
+                attempt()
+            seen.append(user)
+        return [0.0] * len(nodes)
+
+    ledger = Ledger([entry(r=100.0)], assignment=nosy)
+    ledger.book(START, report("n", 1, START - 1, u=line(0.0)))
+    book = ledger._books["front"]
+    other = Ledger([entry(r=100.0)])
+    other.book(START, report("n", 1, START - 1, u=line(0.0)))
+    ledger.assign(START)
+    assert len(seen) == 3
+    with pytest.raises(ValueError, match="one that has reported, got 'nobody'"):
+        book.grant(START, "nobody", "u", ["r"])
+    with pytest.raises(ValueError, match="usage must come from this book"):
+        book.deduct(other._books["front"].record("n", START, {}))
+
+
+def test_a_rule_that_fails_for_one_user_leaves_the_others_their_share(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def picky(user: str, resource: str, budget: float, rate: float, nodes: list) -> list[float]:
+        if user == "a":
+            raise KeyError(user)
+        return [budget / len(nodes)] * len(nodes)
+
+    ledger = Ledger([entry("*", r=100.0)], assignment=picky)
+    ledger.book(START, report("n", 1, START - 1, a=line(0.0, rejected=1), b=line(0.0, rejected=1)))
+    with caplog.at_level(logging.CRITICAL):
+        ledger.assign(START)
+    users = ledger.quota(START, "n")["front"].users
+    assert users["a"]["r"].amount > 0.0
+    assert users["b"]["r"].amount > 0.0
+    assert ledger.errors == {"front": 1}
+
+
+def test_a_service_may_be_empty_and_must_answer_with_a_dict() -> None:
+    class Empty(Counting):
+        def __len__(self) -> int:
+            return 0
+
+        def quota(self, slot: int, node_id: str) -> list:
+            return [1, 2]
+
+    ledger = Ledger([entry()], services={"front": Empty})
+    ledger.book(START, report("n", 1, START - 1, u=line(5.0)))
+    ledger.assign(START)
+    assert ledger.quota(START, "n")["front"].users == {}
+    assert ledger.ask(START, Ask("n", 1, START, 0.0, {"front": ["u"]})) == {}
+
+
+def test_newcomers_are_bound_in_every_resource_that_anyone_is() -> None:
+    own = type(entry())("front", "alice", rates={"requests": 16.0})
+    ledger = Ledger([own, entry("*", bytes=1600.0)])
+    ledger.book(START, report("n", 1, START - 1))
+    newcomers = ledger.quota(START, "n")["front"].newcomers
+    assert newcomers == {"requests": 1.0, "bytes": 100.0}
+
+
+def test_centrals_with_the_same_limits_say_the_same_version() -> None:
+    one = Ledger([entry("a"), entry("b", r=3.0)])
+    other = Ledger([entry("b", r=3.0), entry("a")])
+    assert one.version == other.version != Ledger([entry("a"), entry("b", r=4.0)]).version

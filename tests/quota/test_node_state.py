@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.errors import ProtocolError
 from headgate.quota.node_state import NodeState
 from headgate.quota.protocol import Ack, Line, Quota, Report, ServiceQuota, Share
 from headgate.quota.tally import Cell
@@ -372,3 +373,63 @@ def test_a_node_shows_itself() -> None:
     assert repr(_node()) == (
         "NodeState('n1', slot=1000, epoch=-1, leader=None, quota_age=None, users=0)"
     )
+
+
+def test_requests_that_cost_nothing_do_not_make_the_next_ones_free() -> None:
+    node = _node()
+    node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": Share(3.0, 1.0)}}, time=1000.0))
+    node.throttle(0.1, "front", "ann")
+    node.consume(0.1, "front", "ann", {"reads": 0.0})
+    assert sum(node.throttle(0.2, "front", "ann") is None for _ in range(100)) == 3
+
+
+def test_what_is_not_limited_makes_no_debt() -> None:
+    node = _node()
+    for slot in range(60):  # on fallback: nobody has told anything of the service
+        if node.throttle(float(slot), "front", "ann") is None:
+            node.consume(float(slot), "front", "ann", {"reads": 1000.0})
+    node.receive(60.0, "c1", _quota(1060, {}, {"reads": 5.0}, 1060.0))
+    passed = 0
+    for slot in range(61, 71):
+        node.receive(float(slot), "c1", _quota(1000 + slot, {}, {"reads": 5.0}, 1000.0 + slot))
+        passed += node.offer(slot + 0.5, "front", "ann", {"reads": 1.0}, 20)
+    assert passed >= 40
+
+
+def test_what_runs_when_a_limit_is_taken_away_is_still_booked() -> None:
+    node = _node()
+    node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": Share(9.0, 1.0)}}, time=1000.0))
+    assert node.throttle(0.1, "front", "ann", {"reads": 5.0}) is None
+    node.receive(0.2, "c1", _quota(1000, {"ann": {}}, time=1000.2))
+    node.consume(0.3, "front", "ann", {"reads": 4.0})
+    line = _reports(node, 1.2)["c1"].lines["front"]["ann"]["reads"]
+    assert (line.consumed, line.held) == (4.0, 0.0)
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_a_time_that_is_none_is_refused(time: float) -> None:
+    node = _node()
+    with pytest.raises(ProtocolError, match="expected seconds"):
+        node.receive(0.0, "c1", Ack("c1", True, 1, 1, 0, 0.0, time))
+    with pytest.raises(ProtocolError, match="expected seconds"):
+        node.receive(0.0, "c1", _quota(1000, {}, {"reads": 1.0}, time))
+    assert node.status(0.5).slot == 1000
+
+
+def test_a_slow_first_word_of_a_new_leader_does_not_move_the_slots() -> None:
+    node = _node()
+    node.receive(0.0, "c1", Ack("c1", True, 1, 1, 0, -0.01, 1000.0))
+    node.receive(20.0, "c2", Ack("c2", True, 2, 1, 0, 0.5, 1020.0))  # 19.5 s on its way
+    assert node.status(20.0).slot == 1020
+
+
+def test_a_leader_whose_clock_was_an_hour_wrong_is_left_behind() -> None:
+    node = _node()
+    node.receive(0.0, "c1", Ack("c1", True, 1, 1, 0, -0.01, 4600.0))
+    assert node.status(0.0).slot == 4600
+    node.receive(1.0, "c2", Ack("c2", True, 2, 1, 0, 0.99, 1001.0))
+    assert node.status(1.0).slot == 1001
+    node.receive(
+        1.1, "c2", _quota(1001, {"ann": {"reads": Share(3.0, 1.0)}}, time=1001.1)._replace(epoch=2)
+    )
+    assert node.state(1.2, "front", "ann") == "fresh"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headgate.errors import ConfigError
 from headgate.quota import snapshot
 from headgate.quota.ledger import Ledger
+from headgate.quota.protocol import Ask
 from tests.quota.fleet import Fleet, entry
 
 
@@ -105,3 +106,29 @@ def test_slots_of_another_length_are_told() -> None:
 def test_only_a_new_ledger_is_restored() -> None:
     with pytest.raises(ValueError, match="booked nothing yet"):
         busy().ledger.restore(SNAPSHOT)
+
+
+def test_who_is_restored_knows_how_many_nodes_there_are_and_what_they_were_given() -> None:
+    fleet = busy()
+    other = Ledger([entry(r=1000.0)])
+    other.restore(fleet.ledger.snapshot())
+    assert other.nodes(fleet.slot) == 4
+    for name in fleet.names:
+        assert other.quota(fleet.slot - 1, name) == fleet.ledger.quota(fleet.slot - 1, name)
+
+
+def test_a_limit_that_began_late_is_not_older_after_a_restart() -> None:
+    ledger = Ledger([entry(r=1000.0)])
+    fleet = Fleet(ledger, 1)
+    fleet.run(50, 0.0)
+    ledger.set_limits([entry(r=1000.0), entry("late", r=100.0)])
+    fleet.run(2, 0.0)
+    other = Ledger([entry(r=1000.0), entry("late", r=100.0)])
+    other.restore(ledger.snapshot())
+    for each in (ledger, other):
+        each.book(fleet.slot, fleet.report("node-0"))
+        each.ask(fleet.slot, Ask("node-0", 1, fleet.slot, 0.0, {"front": ["late"]}))
+    level = other.level("front", "late", "r", fleet.slot)
+    assert level == ledger.level("front", "late", "r", fleet.slot)
+    assert level is not None
+    assert level <= 300.0

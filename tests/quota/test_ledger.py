@@ -683,6 +683,13 @@ def test_a_slot_from_another_century_hurts_only_its_own_report() -> None:
     assert ledger.recorded("front", "u", "r") == 7.0
 
 
+def test_a_node_that_has_lost_its_memory_is_not_given_its_old_share_again() -> None:
+    fleet = Fleet(Ledger([entry(r=1000.0)]), 3)
+    fleet.run(10, 3000.0)
+    fleet.ledger.book(fleet.slot, report("node-0", 1, fleet.slot - 1, boot=2))
+    assert fleet.ledger.quota(fleet.slot - 1, "node-0")["front"].users == {}
+
+
 def test_to_look_changes_nothing() -> None:
     ledger = Ledger([entry(r=100.0)])
     ledger.book(START, report("n", 1, START - 1, u=line(0.0)))

@@ -992,10 +992,12 @@ cdef class Book:
                 bucket.cells[i].lapsed = bucket.cells[i].held = 0.0
 
     def drop_node(self, str node_id not None):
-        """Forget all cells of a node that is gone for good."""
+        """Forget all cells of a node that is gone for good, and what it was given."""
         cdef int node = self.nodes.number_of(node_id), i
         cdef Py_ssize_t number
         cdef Bucket *bucket
+        if 2 * node + 1 < self.outs_room:
+            self.outs[2 * node].count = self.outs[2 * node + 1].count = 0
         for number in range(self.count):
             bucket = &self.buckets[number]
             i = position_of(bucket, node)

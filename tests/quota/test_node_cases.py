@@ -32,7 +32,7 @@ def _quota(told: dict[str, Any]) -> Quota:
 
 
 def _message(to: str, message: Report | Ask) -> dict[str, Any]:
-    """A message as the table has it, without what is the same in all of them."""
+    """A message as the table has it: without the node, its boot and the time of sending."""
     if isinstance(message, Ask):
         return {"to": to, "ask": {"slot": message.slot, "users": message.users}}
     lines = {
@@ -42,7 +42,13 @@ def _message(to: str, message: Report | Ask) -> dict[str, Any]:
         }
         for service, users in message.lines.items()
     }
-    report = {"sequence": message.sequence, "slot": message.slot, "lines": lines}
+    report = {
+        "sequence": message.sequence,
+        "epoch": message.epoch,
+        "since": message.since,
+        "slot": message.slot,
+        "lines": lines,
+    }
     if message.leaving:
         report["leaving"] = True
     return {"to": to, "report": report}

@@ -192,11 +192,12 @@ class Ledger:
             known.seen = max(known.seen, slot)
             if report.sequence <= known.sequence or report.since > known.sequence:
                 return False
-            covered = max(1, min(report.slot, slot) - known.slot)
+            covered = max(1, min(report.slot, slot - 1) - known.slot)
             known.sequence = report.sequence
         elif known is not None and not is_reborn:
             return False
-        reported = min(report.slot, slot)
+        # No slot is over before its time, whatever the clock of a node says that runs ahead.
+        reported = min(report.slot, slot if report.leaving else slot - 1)
         if known is None or is_reborn:
             covered = 1
             if is_reborn:

@@ -192,12 +192,12 @@ class Ledger:
             known.seen = max(known.seen, slot)
             if report.sequence <= known.sequence or report.since > known.sequence:
                 return False
-            covered = max(1, min(report.slot, slot - 1) - known.slot)
+            covered = max(1, min(report.slot, slot) - known.slot)
             known.sequence = report.sequence
         elif known is not None and not is_reborn:
             return False
-        # No slot is over before its time, whatever the clock of a node says that runs ahead.
-        reported = min(report.slot, slot if report.leaving else slot - 1)
+        # No slot is over before its time, whatever a node says that lives by a clock of its own.
+        reported = min(report.slot, slot if report.leaving or report.epoch >= 0 else slot - 1)
         if known is None or is_reborn:
             covered = 1
             if is_reborn:

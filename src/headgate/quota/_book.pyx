@@ -297,7 +297,7 @@ cdef class Book:
             cell.demand = <float> max(0.1 * demand, demand + distance)
         if bucket.rate >= 0.0:
             refill(bucket, slot)
-        if usage.slots > 1 and bucket.spilled > 0.0:
+        if usage.slots > 1 and bucket.spilled_at > slot - usage.slots:
             # The older part was consumed while refill spilled over that should have covered it.
             recovered = min(bucket.spilled, new * (usage.slots - 1) / usage.slots)
             bucket.spilled -= recovered
@@ -667,7 +667,7 @@ cdef class Book:
         """Forget cells that were silent for long, and the bucket when it is full and has none."""
         cdef Bucket *bucket = &self.buckets[number]
         cdef Cell *cell
-        cdef int i, kept = 0, day = self._day(slot)
+        cdef int i, kept = 0
         for i in range(bucket.count):
             cell = &bucket.cells[i]
             # Only what the node has reported on since without a word: then it knows that we know.
@@ -887,6 +887,7 @@ cdef class Book:
             bucket.recorded = row[1]
             bucket.cost = row[2]
             bucket.spilled = row[5]
+            bucket.spilled_at = bucket.slot
             for _ in range(<int> row[4]):
                 memcpy(&old, packed_cells + at, sizeof(Cell))
                 at += sizeof(Cell)

@@ -45,6 +45,7 @@ cdef struct Bucket:
     double recorded  # all that was ever booked
     double cost  # the mean cost of a request; 0: not known
     long long slot  # up to which it is refilled
+    long long spilled_at  # the last slot whose refill spilled
     Cell *cells  # by node number, rising
     int count, room
 
@@ -85,6 +86,7 @@ cdef inline void refill(Bucket *bucket, long long slot) noexcept nogil:
         refilled = bucket.level + bucket.rate * (slot - bucket.slot)
         if refilled > ceiling:
             bucket.spilled += refilled - ceiling
+            bucket.spilled_at = slot
             refilled = ceiling
         bucket.level = refilled
         bucket.slot = slot

@@ -8,8 +8,8 @@ goes on where it stopped.
 The slots are those of the leader's clock. A central that does not lead follows them: a report
 of slot n is sent when slot n + 1 has begun, so of a node's reports the one that came the quickest
 tells best how late it is at the leader; and of what the nodes tell, the latest quarter is not
-believed, so that one that is wrong moves nothing. When it is elected it goes on with that clock, and the nodes see
-no seam.
+believed, so that one that is wrong moves nothing. When it is elected it goes on with that clock,
+and the nodes see no seam.
 
 `now` is the monotonic time of this machine; its wall clock is asked once, at the start.
 """

@@ -672,6 +672,13 @@ def test_of_a_report_with_a_bad_line_nothing_is_booked() -> None:
     assert ledger.book_classic(START, "c", START, {"front": {"u": {"r": 5.0}}}, {})
 
 
+@pytest.mark.parametrize(("sequence", "since"), [(-1, 0), (2**31, 0), (3, 4), (3, -1)])
+def test_sequences_that_make_no_sense_are_refused(sequence: int, since: int) -> None:
+    ledger = Ledger([entry()])
+    with pytest.raises(ProtocolError, match="expected whole numbers"):
+        ledger.book(START, report("n", sequence, START - 1)._replace(since=since))
+
+
 def test_a_slot_from_another_century_hurts_only_its_own_report() -> None:
     ledger = Ledger([entry(r=100.0)])
     with pytest.raises(ProtocolError, match="its clock is wrong"):

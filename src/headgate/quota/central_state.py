@@ -22,12 +22,14 @@ from headgate.quota.protocol import Ack, Ask, Quota, Report, ServiceQuota
 
 __all__ = ["CentralState"]
 
-ASSIGN_AT = 0.5  # of a slot
-CLOCK_SAMPLES = 8  # of a node
-CLOCK_NODES = 32
+_ASSIGN_AT = 0.5  # of a slot
+_CLOCK_SAMPLES = 8  # of a node
+_CLOCK_NODES = 32
 
 
 class CentralState:
+    """One central: its ledger, whether it leads, and which slot it is on the leader's clock."""
+
     def __init__(self, name: str, ledger: Ledger, *, now: float, wall: float) -> None:
         self.name = name
         self.ledger = ledger
@@ -52,14 +54,14 @@ class CentralState:
 
     def due(self, now: float) -> float:
         """When `tick` has something to do next."""
-        middle = (self._assigned + 1 + ASSIGN_AT) * self.ledger.slot_seconds
+        middle = (self._assigned + 1 + _ASSIGN_AT) * self.ledger.slot_seconds
         return middle - self._offset
 
     def _follow_clock(self, now: float, node: str, slot: int) -> None:
-        samples = self._samples.pop(node, None) or deque(maxlen=CLOCK_SAMPLES)
+        samples = self._samples.pop(node, None) or deque(maxlen=_CLOCK_SAMPLES)
         samples.append((slot + 1) * self.ledger.slot_seconds - now)
         self._samples[node] = samples
-        if len(self._samples) > CLOCK_NODES:
+        if len(self._samples) > _CLOCK_NODES:
             del self._samples[next(iter(self._samples))]
         told = sorted(max(samples) for samples in self._samples.values())
         # The latest clock is the nearest, but for those that are ahead: of three, one may be.
@@ -119,7 +121,7 @@ class CentralState:
 
     def tick(self, now: float) -> list[tuple[str, Quota]]:
         """Assign when the middle of a slot has come; the quotas that are to be sent."""
-        slot = math.floor(self.time(now) / self.ledger.slot_seconds - ASSIGN_AT)
+        slot = math.floor(self.time(now) / self.ledger.slot_seconds - _ASSIGN_AT)
         if slot <= self._assigned:
             return []
         self._assigned = slot

@@ -28,9 +28,9 @@ from headgate.quota.protocol import Ask, Report, ServiceQuota, Share
 from headgate.quota.service import BucketService, MakeService, Service, Shares
 from headgate.quota.snapshot import BookDump, pack, unpack
 
-__all__ = ["Assignment", "Ledger"]
+__all__ = ["Assignment", "Ledger", "Rule", "Sum"]
 
-logger = logging.getLogger("headgate.quota")
+_logger = logging.getLogger("headgate.quota")
 
 # A rule gets the user, the resource, what may be given out, the refill per slot, and for each
 # node (node, demand per slot, consumed, rejected); it returns a share for each of them.
@@ -40,20 +40,23 @@ Rule: TypeAlias = Callable[
 Assignment: TypeAlias = str | Rule
 Sum: TypeAlias = dict[str, dict[str, dict[str, float]]]
 
-MOST_PAST_SLOTS = 3600
-FORGET_NODE_SLOTS = 300
-FORGET_NODES_AT_ONCE = 4
-GONE_SLOTS = 3
-COLD_SLOTS = 2
-COLD_NODES = 16
-CATCH_UP_SLOTS = 3
-CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
+_MOST_PAST_SLOTS = 3600
+# A node that nobody has heard of for so long is forgotten, a few of them in each slot.
+_FORGET_NODE_SLOTS = 300
+_FORGET_NODES_AT_ONCE = 4
+_GONE_SLOTS = 3  # so many slots behind, a node has missed two reports
+# How many nodes there are is a guess in the first slots.
+_COLD_SLOTS = 2
+_COLD_NODES = 16
+_CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
+_LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
+_CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
 
-Result = TypeVar("Result")
+_Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
-class KnownNode:
+class _KnownNode:
     """How far a node is booked. A classic node has no boots: its reports go by their slots."""
 
     boot: int
@@ -81,8 +84,8 @@ class Ledger:
             raise ValueError(
                 f"assignment must be 'fair', 'classic' or a function, got {assignment!r}"
             )
-        if not 1 <= nr_slot <= MOST_PAST_SLOTS:
-            raise ValueError(f"nr_slot must be from 1 to {MOST_PAST_SLOTS}, got {nr_slot!r}")
+        if not 1 <= nr_slot <= _MOST_PAST_SLOTS:
+            raise ValueError(f"nr_slot must be from 1 to {_MOST_PAST_SLOTS}, got {nr_slot!r}")
         self.slot_seconds = slot_seconds
         self.nr_slot = nr_slot
         self.errors: dict[str, int] = {}  # of each service
@@ -97,7 +100,7 @@ class Ledger:
         self._first: int | None = None  # the slot in which everything began; none so far
         self._assigned = 0
         self._nodes = Nodes()
-        self._known: dict[str, KnownNode] = {}
+        self._known: dict[str, _KnownNode] = {}
         self._live = 0  # how many of them take part: at the last assignment, and new ones since
         self._books: dict[str, Book] = {}
         self._services: dict[str, Service] = {}
@@ -119,7 +122,7 @@ class Ledger:
     def _begin(self, slot: int) -> None:
         """Everything that is not known from before begins in the first slot we hear of."""
         if self._first is not None:
-            if slot < self._assigned - CATCH_UP_SLOTS:
+            if slot < self._assigned - _CATCH_UP_SLOTS:
                 self._rebase(slot)
             return
         if not isinstance(slot, int) or not 0 <= slot < 1 << 60:
@@ -131,7 +134,7 @@ class Ledger:
 
     def _rebase(self, slot: int) -> None:
         """The clock has gone back by more than can be waited for."""
-        logger.warning("the clock went back from slot %d to %d", self._assigned, slot)
+        _logger.warning("the clock went back from slot %d to %d", self._assigned, slot)
         self._assigned = slot - 1
         for known in self._known.values():
             known.slot = min(known.slot, slot - 1)
@@ -166,13 +169,15 @@ class Ledger:
         service = self._guarded(name, make, name, book)
         self._services[name] = BucketService(name, book) if service is None else service
 
-    def _guarded(self, name: str, call: Callable[..., Result], *arguments: object) -> Result | None:
+    def _guarded(
+        self, name: str, call: Callable[..., _Result], *arguments: object
+    ) -> _Result | None:
         """Call into a service. Its error is its own: logged, counted, and None for us."""
         try:
             return call(*arguments)
         except Exception:
             self.errors[name] = self.errors.get(name, 0) + 1
-            logger.exception("the service %r failed; the others go on", name)
+            _logger.exception("the service %r failed; the others go on", name)
             return None
 
     # Booking
@@ -183,6 +188,11 @@ class Ledger:
         False: it was known already, or it takes for granted what is not booked here.
         """
         self._begin(slot)
+        if not 0 <= report.since <= report.sequence < _LARGEST_NUMBER:
+            raise ProtocolError(
+                f"node {report.node!r} sends report {report.sequence!r} since {report.since!r}, "
+                f"expected whole numbers below {_LARGEST_NUMBER}, the second not above the first"
+            )
         for users in report.lines.values():
             Book.check(report.node, users)
         known = self._known.get(report.node)
@@ -203,11 +213,11 @@ class Ledger:
             if is_reborn:
                 self._drop_cells(report.node)
             self._live += not is_reborn
-            known = self._known[report.node] = KnownNode(
+            known = self._known[report.node] = _KnownNode(
                 report.boot, report.sequence, reported, slot
             )
         known.slot = max(known.slot, reported)
-        self._nodes.add(report.node, slot - GONE_SLOTS if report.leaving else known.slot)
+        self._nodes.add(report.node, slot - _GONE_SLOTS if report.leaving else known.slot)
         self._note_reported(reported, report.node)
         for name, users in report.lines.items():
             if name in self._books:
@@ -245,9 +255,9 @@ class Ledger:
         `slot` is ours: such a node lives by a clock of its own. False: it was known already.
         """
         self._begin(slot)
-        if sent_in > slot + CLASSIC_REPORTS:
+        if sent_in > slot + _CLASSIC_REPORTS:
             raise ProtocolError(
-                f"node {node!r} reports in slot {sent_in!r}, expected at most {CLASSIC_REPORTS} "
+                f"node {node!r} reports in slot {sent_in!r}, expected at most {_CLASSIC_REPORTS} "
                 f"slots after {slot}: its clock is wrong"
             )
         for name in {**consumption, **rejection}:
@@ -255,14 +265,14 @@ class Ledger:
         told = sent_in - 1
         known = self._known.get(node)
         if known is None:
-            known = self._known[node] = KnownNode(0, 0, told - 1, slot)
+            known = self._known[node] = _KnownNode(0, 0, told - 1, slot)
             self._live += 1
         age = known.slot - told
-        if age >= CLASSIC_REPORTS or (age >= 0 and known.booked >> age & 1):
+        if age >= _CLASSIC_REPORTS or (age >= 0 and known.booked >> age & 1):
             return False
         if age < 0:
-            older = known.booked << min(-age, CLASSIC_REPORTS)
-            known.booked = (older | 1) & ((1 << CLASSIC_REPORTS) - 1)
+            older = known.booked << min(-age, _CLASSIC_REPORTS)
+            known.booked = (older | 1) & ((1 << _CLASSIC_REPORTS) - 1)
             known.slot = told
         else:
             known.booked |= 1 << age
@@ -304,14 +314,16 @@ class Ledger:
         self._live = len(self.live_nodes(slot))
 
     def _assign_up_to(self, slot: int) -> None:
-        for made_up in range(max(self._assigned + 1, slot - CATCH_UP_SLOTS + 1), slot + 1):
+        for made_up in range(max(self._assigned + 1, slot - _CATCH_UP_SLOTS + 1), slot + 1):
             for name, service in self._services.items():
                 self._guarded(name, service.assign, made_up)
         self._assigned = max(self._assigned, slot)
 
     def _forget_nodes(self, slot: int) -> None:
-        old = (node for node, known in self._known.items() if slot - known.seen > FORGET_NODE_SLOTS)
-        for node in list(islice(old, FORGET_NODES_AT_ONCE)):
+        old = (
+            node for node, known in self._known.items() if slot - known.seen > _FORGET_NODE_SLOTS
+        )
+        for node in list(islice(old, _FORGET_NODES_AT_ONCE)):
             self._drop_cells(node)
             self._nodes.remove(node)
             del self._known[node]
@@ -405,7 +417,7 @@ class Ledger:
         self._assigned = head["assigned"]
         numbers: dict[int, int] = {}
         for node, number, reported, lead, known in head["nodes"]:
-            self._known[node] = KnownNode(*known)
+            self._known[node] = _KnownNode(*known)
             numbers[number] = self._nodes.add(node, reported, lead)
         for name, dump in books.items():
             if name not in self._books:
@@ -420,11 +432,11 @@ class Ledger:
 
         At the beginning not all of them have been heard of yet: then it is a guess.
         """
-        is_cold = self._first is None or slot - self._first < COLD_SLOTS
-        return max(COLD_NODES if is_cold else 1, self._live)
+        is_cold = self._first is None or slot - self._first < _COLD_SLOTS
+        return max(_COLD_NODES if is_cold else 1, self._live)
 
     def is_live(self, node: str, slot: int) -> bool:
-        return node in self._nodes and slot - self._nodes.reported_of(node) < GONE_SLOTS
+        return node in self._nodes and slot - self._nodes.reported_of(node) < _GONE_SLOTS
 
     def live_nodes(self, slot: int) -> list[str]:
         """The nodes that have not missed more reports than may happen."""

@@ -12,7 +12,7 @@ from headgate.quota.entries import Entry
 
 __all__ = ["LimitsTable"]
 
-EVERYONE = "*"
+_EVERYONE = "*"
 
 
 class LimitsTable:
@@ -62,7 +62,7 @@ class LimitsTable:
 
     def entry(self, service: str, user: str) -> Entry | None:
         users = self._entries.get(service, {})
-        return users.get(user) or users.get(EVERYONE)
+        return users.get(user) or users.get(_EVERYONE)
 
     def terms(self, service: str, user: str, resource: str) -> tuple[float, float, int] | None:
         """A bucket's refill per slot, its capacity, and the slot in which its limit began."""
@@ -100,5 +100,5 @@ def _lowest(users: dict[str, Entry]) -> dict[str, float]:
     for entry in users.values():
         for resource, rate in entry.rates.items():
             lowest[resource] = min(rate, lowest.get(resource, rate))
-    everyone = users.get(EVERYONE)
+    everyone = users.get(_EVERYONE)
     return {**lowest, **everyone.rates} if everyone else lowest

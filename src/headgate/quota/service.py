@@ -19,7 +19,7 @@ __all__ = ["BucketService", "MakeService", "Service", "Shares", "installed_servi
 
 Shares: TypeAlias = dict[str, dict[str, Share]]  # user, resource
 
-ENTRY_POINTS = "headgate.quota.services"
+_ENTRY_POINTS = "headgate.quota.services"
 
 
 class Service(Protocol):
@@ -73,7 +73,7 @@ def installed_services() -> dict[str, MakeService]:
     from importlib.metadata import entry_points  # slow to import, and few need it
 
     services: dict[str, MakeService] = {}
-    for point in entry_points(group=ENTRY_POINTS):
+    for point in entry_points(group=_ENTRY_POINTS):
         try:
             services[point.name] = point.load()
         except Exception as error:

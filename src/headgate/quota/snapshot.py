@@ -18,13 +18,13 @@ from typing import Any, TypeAlias
 from headgate.errors import ConfigError
 from headgate.quota._book import CELL_SIZE
 
-__all__ = ["BookDump", "pack", "unpack"]
+__all__ = ["MAGIC", "VERSION", "BookDump", "pack", "unpack"]
 
 BookDump: TypeAlias = tuple[list[tuple[str, str]], bytes, bytes]
 
 MAGIC = b"hgledger"
 VERSION = 1
-HEAD = {"slot_seconds", "first", "assigned", "nodes", "since"}
+_HEAD = {"slot_seconds", "first", "assigned", "nodes", "since"}
 _START = struct.Struct("=8sIII")
 _LENGTH = struct.Struct("=Q")
 
@@ -68,8 +68,8 @@ def _sections(body: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:
         sections.append(body[at : at + length])
         at += length
     head = json.loads(sections[0])
-    if not isinstance(head, dict) or not head.keys() >= HEAD:
-        raise ValueError(f"its head has no {sorted(HEAD)}")
+    if not isinstance(head, dict) or not head.keys() >= _HEAD:
+        raise ValueError(f"its head has no {sorted(_HEAD)}")
     books = {}
     for i in range(1, len(sections), 4):
         name, names, numbers, cells = sections[i : i + 4]

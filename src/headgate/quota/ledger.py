@@ -52,7 +52,7 @@ _CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
 _LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
 _CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
 
-_Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)

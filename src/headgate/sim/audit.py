@@ -32,7 +32,7 @@ from headgate.errors import HeadgateError
 from headgate.quota.entries import Entry
 from headgate.quota.protocol import Quota, Report, Share
 from headgate.sim.machines import Machine
-from headgate.sim.scenario import Scenario, entry_of
+from headgate.sim.scenario import Scenario, all_limits, entry_of, rate_of
 from headgate.sim.world import World
 
 __all__ = ["Audit", "InvariantBroken"]
@@ -67,6 +67,9 @@ class InvariantBroken(HeadgateError):
 class _Bucket:
     level: float
     slot: int  # up to which it is refilled
+    rate: float  # units per slot, as of the limit that it is refilled by
+    capacity: float
+    was_held: float = 0.0  # by running requests, when it was refilled last
     spilled: float = 0.0  # what did not fit since some node was late
     promised: dict[str, dict[int, float]] = field(default_factory=dict)  # node, slot
     held: dict[str, float] = field(default_factory=dict)  # node
@@ -96,10 +99,13 @@ class _Hand:
     slots: dict[int, dict[str, Any]] = field(default_factory=dict)
     window: int = -1
     slot: int = -1
+    again: int = 0  # windows for which the slot was held, as the leader's clock went back
     taken: dict[Cell, float] = field(default_factory=dict)
     counted: dict[Cell, float] = field(default_factory=dict)  # has ended in this window
     bound: dict[Cell, float] = field(default_factory=dict)
     unshared: dict[Cell, float] = field(default_factory=dict)  # passed while nobody had told
+    untold: set[Cell] = field(default_factory=set)  # of which still nobody has
+    ended: dict[tuple[str, str], int] = field(default_factory=dict)  # requests that ran, by user
 
 
 class Audit:
@@ -111,6 +117,9 @@ class Audit:
         self._world = world
         self._entries: Sequence[Entry] = scenario.limits
         self._coming: Sequence[Entry] | None = None
+        self._changed_slot = 0  # in which the limits changed last
+        self._all_limits = all_limits(scenario)
+        self._ever_free: dict[Cell, bool] = {}
         self._found: dict[tuple[str, str], Entry | None] = {}
         self._books: dict[str, _Books] = {}
         self._disks: dict[str, _Books] = {}
@@ -163,22 +172,32 @@ class Audit:
             return None
         return entry.rates[cell[2]] * self._scenario.slot_seconds
 
-    def _ceiling(self, cell: Cell, rate: float) -> float:
+    def _was_free(self, cell: Cell) -> bool:
+        """Whether there is a time without this limit: nodes do not count free users."""
+        if cell not in self._ever_free:
+            self._ever_free[cell] = any(
+                rate_of(entries, *cell) is None for entries in self._all_limits
+            )
+        return self._ever_free[cell]
+
+    def _capacity(self, cell: Cell) -> float:
         entry = self._found[cell[:2]]
         assert entry is not None
-        capacity = entry.rates[cell[2]] * entry.burst_seconds
-        unit = self._units.get(cell, 1.0)
-        return max(capacity, rate, unit + min(unit, _ROUND_TRIP_SLOTS * rate))
+        return entry.rates[cell[2]] * entry.burst_seconds
 
-    def _change_limits(self, version: int, books: _Books) -> None:
+    def _ceiling(self, cell: Cell, bucket: _Bucket) -> float:
+        unit = self._units.get(cell, 1.0)
+        rate = bucket.rate
+        return max(bucket.capacity, rate, unit + min(unit, _ROUND_TRIP_SLOTS * rate))
+
+    def _change_limits(self, version: int, books: _Books, slot: int) -> None:
         """A central speaks of new limits: they hold for all of them from this slot on."""
         if version != books.version:
             books.version = version
             if self._coming is not None:
                 self._entries, self._coming = self._coming, None
+                self._changed_slot = slot
                 self._found.clear()
-        # What was saved keeps its proportion; to leave the level as it is forgives no more than
-        # the difference of two capacities, once.
 
     # 1. Promises
 
@@ -190,11 +209,11 @@ class Audit:
 
     def _promised(self, central: str, node: str, quota: Quota) -> None:
         books = self._books[central]
-        self._change_limits(quota.version, books)
-        if quota.whole:
-            books.assigned = max(books.assigned, quota.slot)
         # Not to be had from the quota's slot: an answer may be for this one and for the next.
         now_slot = math.floor(quota.time / self._scenario.slot_seconds + _ROUNDING)
+        self._change_limits(quota.version, books, now_slot)
+        if quota.whole:
+            books.assigned = max(books.assigned, quota.slot)
         for service, part in quota.services.items():
             for user, shares in part.users.items():
                 for resource, share in shares.items():
@@ -221,7 +240,7 @@ class Audit:
             bucket.promised.setdefault(node, {})[quota.slot] = share.amount
             return
         if now_slot > bucket.slot:
-            self._refill(books, bucket, cell, rate, now_slot)
+            self._refill(books, bucket, cell, now_slot)
         promised = bucket.promised.setdefault(node, {})
         before = promised.get(quota.slot, 0.0)
         promised[quota.slot] = share.amount
@@ -252,13 +271,25 @@ class Audit:
 
     def _bucket(self, books: _Books, cell: Cell, rate: float) -> _Bucket:
         bucket = books.buckets.get(cell)
+        capacity = self._capacity(cell)
         if bucket is None:
-            bucket = books.buckets[cell] = _Bucket(rate, books.begun)
+            bucket = books.buckets[cell] = _Bucket(rate, books.begun, rate, capacity)
+        elif (bucket.rate, bucket.capacity) != (rate, capacity):
+            # The limit has changed: what is saved keeps its proportion, a debt stays.
+            if self._changed_slot > bucket.slot:
+                self._refill(books, bucket, cell, self._changed_slot)
+            before = self._ceiling(cell, bucket)
+            bucket.rate, bucket.capacity = rate, capacity
+            if bucket.level > 0.0 and before > 0.0:
+                bucket.level *= self._ceiling(cell, bucket) / before
         return bucket
 
-    def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, rate: float, slot: int) -> None:
-        full = self._ceiling(cell, rate) + sum(bucket.held.values())
-        refilled = bucket.level + rate * (slot - bucket.slot)
+    def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, slot: int) -> None:
+        # A central knows what was held when it gave out last; since then some may have ended.
+        held = sum(bucket.held.values())
+        full = self._ceiling(cell, bucket) + max(held, bucket.was_held)
+        bucket.was_held = held
+        refilled = bucket.level + bucket.rate * (slot - bucket.slot)
         if all(reported >= slot - 1 for _, _, reported in books.heard.values()):
             bucket.spilled = 0.0
         else:
@@ -286,17 +317,17 @@ class Audit:
             return  # the same, to another central
         self._sequences[life] = report.sequence
         tally = self._tallies.get(life, {})
-        hand = self._hands[report.node]
-        is_now = machine.process.slot_and_window(machine.now())[1] == hand.window
+        hand = self._turned(machine, machine.now())
         for service, users in report.lines.items():
             for user, resources in users.items():
                 for resource, line in resources.items():
                     cell = (service, user, resource)
                     total = self._total(life, cell, line.consumed)
                     real = tally.get(cell, 0.0)
-                    if is_now and not report.leaving:
+                    if not report.leaving:
                         real -= hand.counted.get(cell, 0.0)
-                    if abs(total - real) > 1e-9 * max(1.0, real):
+                    slack = 1e-9 * max(1.0, real)
+                    if total > real + slack or (total < real - slack and not self._was_free(cell)):
                         raise self._broken(
                             f"{report.node} reports {total:g} {resource} of {service}/{user}, "
                             f"and {real:g} went through it"
@@ -389,10 +420,11 @@ class Audit:
         if message.epoch < hand.epoch:
             return
         hand.epoch = message.epoch
+        hand.untold.clear()
         known = hand.slots.setdefault(message.slot, {"whole": False, "users": {}, "newcomers": {}})
         known["whole"] = known["whole"] or message.whole
         for service, part in message.services.items():
-            known["newcomers"][service] = part.newcomers
+            known["newcomers"].setdefault(service, []).append(part.newcomers)
             for user, shares in part.users.items():
                 users = known["users"].setdefault((service, user), [])
                 users.append(shares)
@@ -441,16 +473,22 @@ class Audit:
                 continue
             hand.taken[cell] = taken = hand.taken.get(cell, 0.0) + cost * count
             before = hand.bound.get(cell, 0.0)
+            if cell in hand.untold:
+                hand.unshared[cell] = taken
             if taken <= before:
                 continue
+            unit = self._units.get(cell, 1.0)
             most = self._in_hand(hand, cell, slot)
             if most is None:  # what the fallback lets through is not part of a share that comes
-                most = _FALLBACK * self._scenario.slot_seconds * self._units.get(cell, 1.0)
+                most = _FALLBACK * self._scenario.slot_seconds * unit
                 hand.unshared[cell] = taken
+                hand.untold.add(cell)
             else:
                 most += hand.unshared.get(cell, 0.0)
             hand.bound[cell] = bound = max(before, most)
-            if taken > (bound + self._units.get(cell, 1.0)) * (1 + _ROUNDING):
+            # Requests are not told apart: one that ends gives back what another has reserved.
+            forgiven = unit * (1 + hand.ended.get((service, user), 0))
+            if taken > (bound + forgiven) * (1 + _ROUNDING):
                 raise self._broken(
                     f"{machine.name} let {taken:g} {resource} of {service}/{user} through in slot "
                     f"{slot}, and had {bound:g} in hand"
@@ -461,6 +499,7 @@ class Audit:
     ) -> None:
         """A request has ended whose cost was not counted when it passed."""
         hand = self._turned(machine, machine.now())
+        hand.ended[service, user] = hand.ended.get((service, user), 0) + 1
         for resource, cost in costs.items():
             self._count(hand, (service, user, resource), cost)
 
@@ -468,13 +507,19 @@ class Audit:
         """The node's hand in the window that it is in now."""
         hand = self._hands[machine.name]
         slot, window = machine.process.slot_and_window(now)
+        if slot != hand.slot:
+            hand.slot = slot
+            hand.again = 0
+        else:
+            hand.again += window - hand.window
         if window != hand.window:
             hand.window = window
-            hand.slot = slot
             hand.taken.clear()
             hand.counted.clear()
             hand.bound.clear()
             hand.unshared.clear()
+            hand.untold.clear()
+            hand.ended.clear()
         return hand
 
     def _count(self, hand: _Hand, cell: Cell, amount: float) -> None:
@@ -492,10 +537,11 @@ class Audit:
                 share = shares.get(resource)
                 if not shares or share is None:
                     return math.inf  # free, or this resource is
-                is_leased = slot - known_slot <= _LEASE
+                is_leased = slot + hand.again - known_slot <= _LEASE
                 most = max(most, share.amount if is_leased else max(share.safe, unit))
             if service in known["newcomers"] and most == -math.inf:
-                most = max(known["newcomers"][service].get(resource, 0.0), unit)
+                newcomers = known["newcomers"][service]
+                most = max(unit, *(shares.get(resource, 0.0) for shares in newcomers))
             if known["whole"]:
                 break
         return most if most > -math.inf else None

@@ -24,7 +24,7 @@ from headgate.sim.faults import plan
 from headgate.sim.load import Load
 from headgate.sim.measures import STEPS, Cell, Measures, Missed, measure, missed
 from headgate.sim.replay import Replay
-from headgate.sim.scenario import Scenario, entry_of, rate_of
+from headgate.sim.scenario import Scenario, all_limits, entry_of, rate_of
 from headgate.sim.systems import MakeLedger, make_system
 from headgate.sim.traffic import Stream
 from headgate.sim.world import World
@@ -187,7 +187,9 @@ class _Run:
     def _allowed(self, service: str, user: str, resource: str) -> list[float] | None:
         """What the limit allows in each step; None if there never is one."""
         since = [(0.0, self._scenario.limits)]
-        since += [(fault.at, fault.limits) for fault in self._scenario.faults if fault.limits]
+        since += [
+            (fault.at, fault.limits) for fault in self._scenario.faults if fault.what == "limits"
+        ]
         rates = [(time, rate_of(entries, service, user, resource)) for time, entries in since]
         if all(rate is None for _, rate in rates):
             return None
@@ -209,11 +211,14 @@ class _Run:
         if cluster.leader is None:
             return  # there are no books
         worst = lost = 0.0
+        limits_of_run = all_limits(self._scenario)
         down = [name for name, machine in cluster.nodes.items() if machine.process is None]
         for service, user in self._load.tracks:
             entry = entry_of(cluster.entries, service, user)
             for resource in entry.rates if entry is not None else ():
                 cell = (service, user, resource)
+                if any(rate_of(limits, *cell) is None for limits in limits_of_run):
+                    continue  # while he was free, nobody counted what he took
                 consumed = sum(tally.get(cell, 0.0) for tally in cluster.tallies.values())
                 recorded = cluster.recorded(*cell)
                 gone = 0.0

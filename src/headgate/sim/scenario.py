@@ -23,7 +23,17 @@ from headgate.sim.network import KINDS, Quality
 from headgate.sim.tables import Table
 from headgate.sim.traffic import Cost, Rate, Spread, Traffic
 
-__all__ = ["Clocks", "Fault", "Scenario", "entry_of", "load", "names", "rate_of", "read"]
+__all__ = [
+    "Clocks",
+    "Fault",
+    "Scenario",
+    "all_limits",
+    "entry_of",
+    "load",
+    "names",
+    "rate_of",
+    "read",
+]
 
 _SHIPPED = Path(__file__).parent / "scenarios"
 _MOST_MACHINES = 10_000
@@ -112,6 +122,12 @@ def entry_of(entries: Sequence[Entry], service: str, user: str) -> Entry | None:
 def rate_of(entries: Sequence[Entry], service: str, user: str, resource: str) -> float | None:
     entry = entry_of(entries, service, user)
     return entry.rates.get(resource) if entry is not None else None
+
+
+def all_limits(scenario: Scenario) -> list[tuple[Entry, ...]]:
+    """The limits at first, and all that take their place."""
+    changes = [fault.limits for fault in scenario.faults if fault.what == "limits"]
+    return [scenario.limits, *changes]
 
 
 def names() -> list[str]:

@@ -87,6 +87,7 @@ class _Books:
     # What was promised since the last check: node, slot, amount, amount before, present slot.
     unchecked: dict[Cell, tuple[str, int, float, float, int]] = field(default_factory=dict)
     assigned: int = -1  # the highest slot that was given out as a whole
+    shadow: int = -1  # the highest slot that was given out before it led
     is_cold: bool = False  # it was not there from the beginning
 
 
@@ -154,7 +155,11 @@ class Audit:
     def snapshot_written(self, name: str) -> None:
         self._disks[name] = copy.deepcopy(self._books[name])
 
-    def leads(self, name: str) -> None:
+    def leads(self, name: str, time: float) -> None:
+        """A central leads from now on; `time`: what its wall clock says."""
+        if self._leader is not None:
+            # What it gives for these slots it has promised in the shadow, when more was there.
+            self._books[name].shadow = round(time / self._scenario.slot_seconds)
         self._leader = name
 
     def limits_changed(self, entries: Sequence[Entry]) -> None:
@@ -244,7 +249,7 @@ class Audit:
         promised = bucket.promised.setdefault(node, {})
         before = promised.get(quota.slot, 0.0)
         promised[quota.slot] = share.amount
-        if share.amount > before:
+        if share.amount > before and quota.slot > books.shadow:
             # All quotas of an assignment are sent at once: they are looked at together, before
             # the central hears anything else. An answer to an Ask is looked at now.
             books.unchecked[cell] = (node, quota.slot, share.amount, before, now_slot)
@@ -341,8 +346,8 @@ class Audit:
         self._told[(*life, cell)] = (forgotten, consumed)
         return forgotten + consumed
 
-    def central_hears(self, name: str, message: Any) -> None:
-        """Book a report as the central should."""
+    def central_hears(self, name: str, time: float, message: Any) -> None:
+        """Book a report as the central should, at `time` of its wall clock."""
         books = self._books[name]
         if books.unchecked:
             self._check_promises(name, books)
@@ -351,7 +356,8 @@ class Audit:
         heard = books.heard.get(message.node)
         if heard is not None and (message.boot, message.sequence) <= heard[:2]:
             return
-        slot, slots = message.slot, 1
+        # A node that no leader has told the time may be far ahead.
+        slot, slots = min(message.slot, math.floor(time / self._scenario.slot_seconds)), 1
         if heard is not None:
             slot = max(slot, heard[2])
             if heard[0] == message.boot:
@@ -421,8 +427,8 @@ class Audit:
             return
         hand.epoch = message.epoch
         hand.untold.clear()
-        known = hand.slots.setdefault(message.slot, {"whole": False, "users": {}, "newcomers": {}})
-        known["whole"] = known["whole"] or message.whole
+        known = hand.slots.setdefault(message.slot, {"wholes": 0, "users": {}, "newcomers": {}})
+        known["wholes"] += message.whole
         for service, part in message.services.items():
             known["newcomers"].setdefault(service, []).append(part.newcomers)
             for user, shares in part.users.items():
@@ -442,7 +448,7 @@ class Audit:
 
     def _forget_old(self, hand: _Hand) -> None:
         wholes = [
-            slot for slot, known in hand.slots.items() if known["whole"] and slot <= hand.slot
+            slot for slot, known in hand.slots.items() if known["wholes"] and slot <= hand.slot
         ]
         if wholes:
             for slot in [slot for slot in hand.slots if slot < max(wholes) - 1]:
@@ -533,15 +539,18 @@ class Audit:
         most = -math.inf
         for known_slot in sorted((s for s in hand.slots if s <= slot), reverse=True):
             known = hand.slots[known_slot]
-            for shares in known["users"].get((service, user), ()):
+            named = known["users"].get((service, user), ())
+            for shares in named:
                 share = shares.get(resource)
                 if not shares or share is None:
                     return math.inf  # free, or this resource is
                 is_leased = slot + hand.again - known_slot <= _LEASE
                 most = max(most, share.amount if is_leased else max(share.safe, unit))
-            if service in known["newcomers"] and most == -math.inf:
-                newcomers = known["newcomers"][service]
-                most = max(unit, *(shares.get(resource, 0.0) for shares in newcomers))
-            if known["whole"]:
+            # A whole quota that came later may not name him any more.
+            if most == -math.inf or known["wholes"] > len(named):
+                for newcomers in known["newcomers"].get(service, ()):
+                    if newcomers:
+                        most = max(most, newcomers.get(resource, 0.0), unit)
+            if known["wholes"]:
                 break
         return most if most > -math.inf else None

@@ -87,6 +87,9 @@ class _Books:
     # What was promised since the last check: node, slot, amount, amount before, present slot.
     unchecked: dict[Cell, tuple[str, int, float, float, int]] = field(default_factory=dict)
     assigned: int = -1  # the highest slot that was given out as a whole
+    # The slots that nodes were told of ahead. What was made up for, as at the start or after a
+    # standstill, was given out before a node asks and is told.
+    told: set[int] = field(default_factory=set)
     shadow: int = -1  # the highest slot that was given out before it led
     is_cold: bool = False  # it was not there from the beginning
 
@@ -217,8 +220,11 @@ class Audit:
         # Not to be had from the quota's slot: an answer may be for this one and for the next.
         now_slot = math.floor(quota.time / self._scenario.slot_seconds + _ROUNDING)
         self._change_limits(quota.version, books, now_slot)
-        if quota.whole:
-            books.assigned = max(books.assigned, quota.slot)
+        if quota.whole and quota.slot > now_slot and quota.slot not in books.told:
+            books.told = {slot for slot in books.told if slot >= now_slot} | {quota.slot}
+        # In the middle of a slot the next is given out, whether or not a node is there to be told.
+        given = math.floor(quota.time / self._scenario.slot_seconds + 0.5)
+        books.assigned = max(books.assigned, given, quota.slot if quota.whole else given)
         for service, part in quota.services.items():
             for user, shares in part.users.items():
                 for resource, share in shares.items():
@@ -249,7 +255,9 @@ class Audit:
         promised = bucket.promised.setdefault(node, {})
         before = promised.get(quota.slot, 0.0)
         promised[quota.slot] = share.amount
-        if share.amount > before and quota.slot > books.shadow:
+        is_old = quota.slot <= books.shadow or (not quota.whole and quota.slot not in books.told)
+        heard = books.heard.get(node)
+        if share.amount > before and not is_old and (heard is None or quota.slot > heard[2]):
             # All quotas of an assignment are sent at once: they are looked at together, before
             # the central hears anything else. An answer to an Ask is looked at now.
             books.unchecked[cell] = (node, quota.slot, share.amount, before, now_slot)

@@ -159,7 +159,7 @@ class Audit:
         self._disks[name] = copy.deepcopy(self._books[name])
 
     def leads(self, name: str, time: float) -> None:
-        """A central leads from now on; `time`: what its wall clock says."""
+        """A central leads from now on; `time`: what its clock says."""
         if self._leader is not None:
             # What it gives for these slots it has promised in the shadow, when more was there.
             self._books[name].shadow = round(time / self._scenario.slot_seconds)
@@ -355,7 +355,7 @@ class Audit:
         return forgotten + consumed
 
     def central_hears(self, name: str, time: float, message: Any) -> None:
-        """Book a report as the central should, at `time` of its wall clock."""
+        """Book a report as the central should, at `time` of its clock."""
         books = self._books[name]
         if books.unchecked:
             self._check_promises(name, books)

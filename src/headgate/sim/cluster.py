@@ -169,7 +169,7 @@ class Cluster:
             return hear
 
         def heard(now: float, source: str, message: Any) -> Iterable[tuple[str, Any]] | None:
-            audit.central_hears(name, machine.wall(now), message)
+            audit.central_hears(name, machine.process.time(now), message)
             answers = hear(now, source, message)
             audit.central_heard(name, message)
             return answers
@@ -185,7 +185,7 @@ class Cluster:
         now = machine.now()
         machine.process.lead(now, self.epoch)
         if self._audit is not None:
-            self._audit.leads(name, machine.wall())
+            self._audit.leads(name, machine.process.time(now))
         machine.attend(now)
         if self.epoch > 1:
             hears = self.network.hears

@@ -179,8 +179,9 @@ def test_the_classic_rule_promises_what_is_not_there() -> None:
 def test_what_is_broken_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "NodeState", Forgetful)
     with pytest.raises(InvariantBroken) as caught:
-        run(read(STORY, name="story"), seed=5)
-    assert "headgate simulate story --seed 5" in str(caught.value)
+        run(read(STORY, name="story", file="my stories/story.toml").lasting(30), seed=5)
+    command = "headgate simulate 'my stories/story.toml' --seconds 30 --seed 5)"
+    assert command in str(caught.value)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.scenario, again.seed, again.time) == ("story", 5, caught.value.time)
 

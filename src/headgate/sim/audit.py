@@ -13,7 +13,7 @@ the ledger or the node. At each step it holds the system to four promises:
 4. Epochs do not go back: a node that has heard a leader obeys none of an earlier epoch.
 
 What breaks one of them raises `InvariantBroken`, with the scenario, the random seed, the time and
-the facts: `headgate simulate NAME --seed N` shows it again.
+the facts, and the command that shows it again.
 
 The auditor knows a central by what it sends. A standby promises in the shadow, so of a new leader
 only its own promises are counted. A promise counts until its node has reported the slot, has
@@ -49,18 +49,19 @@ _ROUNDING = 2e-5
 class InvariantBroken(HeadgateError):
     """A run in which something happened that must never happen."""
 
-    def __init__(self, scenario: str, seed: int, time: float, facts: str) -> None:
+    def __init__(self, scenario: str, seed: int, time: float, facts: str, command: str) -> None:
         super().__init__(
             f"{facts} (scenario {scenario}, seed {seed}, at {time:.3f} s; "
-            f"see it again with: headgate simulate {scenario} --seed {seed})"
+            f"see it again with: {command} --seed {seed})"
         )
         self.scenario = scenario
         self.seed = seed
         self.time = time
         self.facts = facts
+        self.command = command
 
-    def __reduce__(self) -> tuple[type["InvariantBroken"], tuple[str, int, float, str]]:
-        return type(self), (self.scenario, self.seed, self.time, self.facts)
+    def __reduce__(self) -> tuple[type["InvariantBroken"], tuple[str, int, float, str, str]]:
+        return type(self), (self.scenario, self.seed, self.time, self.facts, self.command)
 
 
 @dataclass(slots=True)
@@ -137,7 +138,8 @@ class Audit:
         self._leader: str | None = None
 
     def _broken(self, facts: str) -> InvariantBroken:
-        return InvariantBroken(self._scenario.name, self._seed, self._world.now, facts)
+        scenario = self._scenario
+        return InvariantBroken(scenario.name, self._seed, self._world.now, facts, scenario.command)
 
     def watch(self, tallies: Mapping[tuple[str, int], Mapping[Cell, float]]) -> None:
         """Be shown what really went through each life of each node."""

@@ -9,6 +9,7 @@ Times are seconds since the simulation began, rates units per second.
 """
 
 import re
+import shlex
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -100,6 +101,13 @@ class Scenario:
     goals: dict[str, float]
     burst: bool  # whether over counts what a full bucket may let through at once
     file: str = ""
+    options: tuple[str, ...] = ()  # of the command, by which this differs from the file
+
+    @property
+    def command(self) -> str:
+        """What runs the same again, but for the random seed."""
+        what = self.name if Path(self.file).parent == _SHIPPED else self.file
+        return shlex.join(["headgate", "simulate", what, *self.options])
 
     def lasting(self, seconds: float) -> "Scenario":
         """The same for another time; what would come later does not come."""
@@ -108,8 +116,13 @@ class Scenario:
                 f"{self.name}: {seconds:g} seconds: expected more than the warm-up, "
                 f"{self.warm_up:g} s"
             )
+        if seconds > _MOST_SECONDS:
+            raise ConfigError(
+                f"{self.name}: {seconds:g} seconds: expected at most {_MOST_SECONDS:g}"
+            )
         faults = tuple(fault for fault in self.faults if fault.at < seconds)
-        return replace(self, seconds=seconds, faults=faults)
+        options = (*self.options, "--seconds", repr(seconds).removesuffix(".0"))
+        return replace(self, seconds=seconds, faults=faults, options=options)
 
 
 def entry_of(entries: Sequence[Entry], service: str, user: str) -> Entry | None:

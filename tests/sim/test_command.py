@@ -156,7 +156,7 @@ def test_a_replay_tells_what_the_limit_would_have_done_to_each_user(
     main(["simulate", str(mine), "--traffic", str(log)])
     printed = capsys.readouterr().out
     table = printed[printed.index("what the limits would have done (fair)") :].splitlines()
-    assert table[0].endswith("by requests refused, the first 20 of 31:")
+    assert table[0].endswith("by lines refused, the first 20 of 31:")
     assert table[1].split() == ["user", "asked", "passed", "refused"]
     name, what, asked, passed, refused, part, _ = table[2].split()
     assert (name, what, asked) == ("front/greedy", "lines", "9000")
@@ -328,3 +328,10 @@ def test_the_table_for_the_docs_has_a_row_for_each_goal() -> None:
     assert lines[3].startswith("|  | unrecorded | 0 | 0 | ≤ 0 | yes |")
     assert "made by `python -m headgate.sim.accuracy`" in document(outcomes, 1)
     assert page(outcomes).startswith("<!doctype html>")
+
+
+def test_the_example_in_the_docs_meets_its_goal() -> None:
+    docs = Path(__file__).parents[2] / "docs" / "simulator.md"
+    (example,) = re.findall(r"```toml\n(.*?)```", docs.read_text(encoding="utf-8"), re.DOTALL)
+    (outcome,) = simulate([read(example)])
+    assert outcome.met

@@ -105,7 +105,7 @@ def _used(result: Result) -> list[str]:
     of = f" of {len(users)}" if len(users) > _MOST_USERS else ""
     lines = [
         f"what the limits would have done ({result.system}), "
-        f"by requests refused{', the first ' + str(_MOST_USERS) if of else ''}{of}:",
+        f"by lines refused{', the first ' + str(_MOST_USERS) if of else ''}{of}:",
         f"{'user':{_WIDTH}}{'':>12}{'asked':>12}{'passed':>12}{'refused':>12}{'':>9}",
     ]
     for used in users[:_MOST_USERS]:

@@ -443,7 +443,7 @@ class Audit:
             known["newcomers"].setdefault(service, []).append(part.newcomers)
             for user, shares in part.users.items():
                 users = known["users"].setdefault((service, user), [])
-                users.append(shares)
+                users.append((shares, message.whole))
         if len(hand.slots) > 16:
             self._forget_old(hand)
 
@@ -550,14 +550,14 @@ class Audit:
         for known_slot in sorted((s for s in hand.slots if s <= slot), reverse=True):
             known = hand.slots[known_slot]
             named = known["users"].get((service, user), ())
-            for shares in named:
+            for shares, _ in named:
                 share = shares.get(resource)
                 if not shares or share is None:
                     return math.inf  # free, or this resource is
                 is_leased = slot + hand.again - known_slot <= _LEASE
                 most = max(most, share.amount if is_leased else max(share.safe, unit))
             # A whole quota that came later may not name him any more.
-            if most == -math.inf or known["wholes"] > len(named):
+            if most == -math.inf or known["wholes"] > sum(whole for _, whole in named):
                 for newcomers in known["newcomers"].get(service, ()):
                     if newcomers:
                         most = max(most, newcomers.get(resource, 0.0), unit)

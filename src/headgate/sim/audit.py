@@ -436,7 +436,6 @@ class Audit:
         if message.epoch < hand.epoch:
             return
         hand.epoch = message.epoch
-        hand.untold.clear()
         known = hand.slots.setdefault(message.slot, {"wholes": 0, "users": {}, "newcomers": {}})
         known["wholes"] += message.whole
         for service, part in message.services.items():
@@ -490,7 +489,10 @@ class Audit:
             hand.taken[cell] = taken = hand.taken.get(cell, 0.0) + cost * count
             before = hand.bound.get(cell, 0.0)
             if cell in hand.untold:
-                hand.unshared[cell] = taken
+                if self._in_hand(hand, cell, slot) is None:
+                    hand.unshared[cell] = taken
+                else:
+                    hand.untold.discard(cell)
             if taken <= before:
                 continue
             unit = self._units.get(cell, 1.0)

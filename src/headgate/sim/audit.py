@@ -104,6 +104,8 @@ class _Hand:
     slots: dict[int, dict[str, Any]] = field(default_factory=dict)
     window: int = -1
     slot: int = -1
+    words: int = 0  # that have changed what is in hand: quotas, and another slot
+    judged: dict[Cell, int] = field(default_factory=dict)  # after how many words
     again: int = 0  # windows for which the slot was held, as the leader's clock went back
     taken: dict[Cell, float] = field(default_factory=dict)
     counted: dict[Cell, float] = field(default_factory=dict)  # has ended in this window
@@ -436,6 +438,7 @@ class Audit:
         if message.epoch < hand.epoch:
             return
         hand.epoch = message.epoch
+        hand.words += 1
         known = hand.slots.setdefault(message.slot, {"wholes": 0, "users": {}, "newcomers": {}})
         known["wholes"] += message.whole
         for service, part in message.services.items():
@@ -488,13 +491,12 @@ class Audit:
                 continue
             hand.taken[cell] = taken = hand.taken.get(cell, 0.0) + cost * count
             before = hand.bound.get(cell, 0.0)
-            if cell in hand.untold:
-                if self._in_hand(hand, cell, slot) is None:
+            if hand.judged.get(cell) == hand.words:  # nothing new was said since
+                if cell in hand.untold:
                     hand.unshared[cell] = taken
-                else:
-                    hand.untold.discard(cell)
-            if taken <= before:
-                continue
+                if taken <= before:
+                    continue
+            hand.judged[cell] = hand.words
             unit = self._units.get(cell, 1.0)
             most = self._in_hand(hand, cell, slot)
             if most is None:  # what the fallback lets through is not part of a share that comes
@@ -503,6 +505,7 @@ class Audit:
                 hand.untold.add(cell)
             else:
                 most += hand.unshared.get(cell, 0.0)
+                hand.untold.discard(cell)
             hand.bound[cell] = bound = max(before, most)
             # Requests are not told apart: one that ends gives back what another has reserved.
             forgiven = unit * (1 + hand.ended.get((service, user), 0))
@@ -528,6 +531,7 @@ class Audit:
         if slot != hand.slot:
             hand.slot = slot
             hand.again = 0
+            hand.words += 1
         else:
             hand.again += window - hand.window
         if window != hand.window:
@@ -537,6 +541,7 @@ class Audit:
             hand.bound.clear()
             hand.unshared.clear()
             hand.untold.clear()
+            hand.judged.clear()
             hand.ended.clear()
         return hand
 

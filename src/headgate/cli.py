@@ -129,6 +129,30 @@ def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _simulate(arguments: argparse.Namespace, clock: Clock) -> int:
+    try:
+        code = _run_scenarios(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 128 + 2  # as a shell has it for SIGINT
+    except BrokenPipeError:
+        _drop_output()  # whoever read has had enough
+        return 128 + 13
+    except OSError as error:
+        _drop_output()
+        sys.stderr.write(f"headgate simulate: the result cannot be written: {error}\n")
+        return 1
+
+
+def _drop_output() -> None:
+    """What is left to be written goes nowhere; else Python would try it again at the exit."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _run_scenarios(arguments: argparse.Namespace) -> int:
     # Its parts take a while to import, which other commands should not wait for.
     from headgate.sim import scenario
     from headgate.sim.command import simulate
@@ -155,6 +179,8 @@ def _simulate(arguments: argparse.Namespace, clock: Clock) -> int:
             scenarios = [each.lasting(arguments.seconds) for each in scenarios]
     except ConfigError as error:
         arguments.parser.error(str(error))
+    if arguments.html is not None and not _write(arguments.html, "", "a"):
+        return 1  # now, and not after a long run
     with _progress() as progress:
         outcomes = simulate(
             scenarios,
@@ -163,13 +189,8 @@ def _simulate(arguments: argparse.Namespace, clock: Clock) -> int:
             replay=replay,
             progress=progress,
         )
-    if arguments.html is not None:
-        try:
-            with open(arguments.html, "w", encoding="utf-8") as file:
-                file.write(page(outcomes))
-        except OSError as error:
-            sys.stderr.write(f"headgate simulate: the page cannot be written: {error}\n")
-            return 1
+    if arguments.html is not None and not _write(arguments.html, page(outcomes), "w"):
+        return 1
     met = all(outcome.met for outcome in outcomes)
     if arguments.json:
         document = {"met": met, "outcomes": [outcome.as_dict() for outcome in outcomes]}
@@ -185,6 +206,16 @@ def _simulate(arguments: argparse.Namespace, clock: Clock) -> int:
                 sys.stdout.write(f"BROKEN: {outcome.broken}\n")
             sys.stdout.write("\n")
     return 0 if met else 1
+
+
+def _write(path: str, text: str, mode: str) -> bool:
+    try:
+        with open(path, mode, encoding="utf-8") as file:
+            file.write(text)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"headgate simulate: the page cannot be written: {error}\n")
+        return False
+    return True
 
 
 @contextlib.contextmanager

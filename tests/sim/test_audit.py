@@ -179,7 +179,92 @@ def test_the_classic_rule_promises_what_is_not_there() -> None:
 def test_what_is_broken_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "NodeState", Forgetful)
     with pytest.raises(InvariantBroken) as caught:
-        run(read(STORY, name="story"), seed=5)
-    assert "headgate simulate story --seed 5" in str(caught.value)
+        run(read(STORY, name="story", file="my stories/story.toml").lasting(30), seed=5)
+    command = "headgate simulate 'my stories/story.toml' --seconds 30 --seed 5)"
+    assert command in str(caught.value)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.scenario, again.seed, again.time) == ("story", 5, caught.value.time)
+
+
+CLUSTER = """
+title = "A story"
+about = "Nothing is wrong in it."
+warm_up = 0
+seconds = {seconds}
+nodes = {nodes}
+centrals = 3
+"""
+ALICE = """
+[[limit]]
+user = "alice"
+requests = 1000
+[[traffic]]
+user = "alice"
+rate = 3000
+"""
+WELL = {
+    "a user without a limit": (
+        20,
+        10,
+        ALICE + '[[traffic]]\nuser = "bob"\nrate = 50\n',
+    ),
+    "a limit that is taken away and comes again": (
+        30,
+        10,
+        ALICE
+        + '[[fault]]\nat = 8\nwhat = "limits"\nlimit = [{ user = "bob", requests = 5 }]\n'
+        + '[[fault]]\nat = 16\nwhat = "limits"\nlimit = [{ user = "alice", requests = 500 }]\n',
+    ),
+    "a limit that is raised while it is not used up": (
+        20,
+        10,
+        ALICE.replace("3000", "500")
+        + '[[fault]]\nat = 9\nwhat = "limits"\nlimit = [{ user = "alice", requests = 5000 }]\n'
+        + "[[traffic]]\nuser = 'alice'\nrate = [[0, 0], [11, 60000]]\n",
+    ),
+    "requests that run, of a resource that they do not use": (
+        20,
+        100,
+        '[[limit]]\nuser = "*"\nbytes = 5000\n'
+        '[[traffic]]\nuser = "u{}"\nusers = 3\nrate = 3\nduration = 3\n',
+    ),
+    "two kinds of requests of one user": (
+        12,
+        10,
+        ALICE + '[[traffic]]\nuser = "alice"\nrate = 3000\nduration = 3\ncost = { bytes = 100 }\n',
+    ),
+    "a leader that dies before it has said a word": (
+        12,
+        10,
+        ALICE + '[[fault]]\nat = 0\nwhat = "crash"\nmachine = "leader"\n',
+    ),
+    "messages that take longer than a slot": (
+        12,
+        10,
+        ALICE + "[network]\ndelay = 0.5\njitter = 1\n",
+    ),
+    "a leader whose slots are longer": (
+        12,
+        10,
+        ALICE + "[network]\ndelay = 0.5\n[clocks]\ncentral-1 = { drift = -0.4, skew = 1e6 }\n",
+    ),
+    "a node far ahead, and centrals that stand still": (
+        12,
+        20,
+        ALICE.replace("1000", "1")
+        + "[clocks]\nnode-1 = { skew = 100 }\n"
+        + '[[fault]]\nat = 0\nwhat = "freeze"\nmachine = "central-1..3"\nseconds = 5\n',
+    ),
+    "a leader whose clock goes back": (
+        20,
+        10,
+        ALICE + '[[fault]]\nat = 8\nwhat = "step"\nmachine = "central-1"\nby = -7\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WELL)
+def test_no_alarm_is_false(what: str) -> None:
+    seconds, nodes, rest = WELL[what]
+    for seed in range(2):
+        run(read(CLUSTER.format(seconds=seconds, nodes=nodes) + rest), seed=seed)

@@ -1,7 +1,11 @@
 """`headgate simulate`, its tables and its page."""
 
+import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -83,8 +87,10 @@ def test_a_broken_invariant_is_told_and_is_exit_code_1(
     mine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(systems, "NodeState", Forgetful)
-    assert main(["simulate", str(mine)]) == 1
-    assert "BROKEN: node-" in capsys.readouterr().out
+    assert main(["simulate", str(mine), "--seed", "3"]) == 1
+    printed = capsys.readouterr().out
+    assert "BROKEN: node-" in printed
+    assert f"see it again with: headgate simulate {mine} --seed 3)" in printed
 
 
 def test_the_list_has_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +136,76 @@ def test_a_log_can_be_replayed(
     assert main(["simulate", str(mine), "--traffic", str(log), "--json"]) == 0
     (outcome,) = json.loads(capsys.readouterr().out)["outcomes"]
     assert outcome["seconds"] == pytest.approx(15.09)
+    (alice,) = outcome["runs"][0]["users"]
+    assert (alice["service"], alice["user"]) == ("front", "alice")
+    for asked, passed, refused in (
+        each.values() for each in (alice["requests"], *alice["amounts"].values())
+    ):
+        assert asked == 1500
+        assert passed + refused == asked
+
+
+def test_a_replay_tells_what_the_limit_would_have_done_to_each_user(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(MINE.replace('user = "alice"\nrequests', 'user = "*"\nrequests'))
+    log = tmp_path / "log.csv"
+    rows = [f"{1000 + number / 100},user-{number % 30},requests,1" for number in range(1500)]
+    rows += [f"{1005 + number / 1000},greedy,requests,1" for number in range(9000)]
+    log.write_text("time,user,resource,amount\n" + "\n".join(rows) + "\n")
+    main(["simulate", str(mine), "--traffic", str(log)])
+    printed = capsys.readouterr().out
+    table = printed[printed.index("what the limits would have done (fair)") :].splitlines()
+    assert table[0].endswith("by lines refused, the first 20 of 31:")
+    assert table[1].split() == ["user", "asked", "passed", "refused"]
+    name, what, asked, passed, refused, part, _ = table[2].split()
+    assert (name, what, asked) == ("front/greedy", "lines", "9000")
+    assert int(passed) + int(refused) == 9000
+    assert float(part) > 50
+    assert table[3].split()[0] == "requests"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "told"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 141, ""),
+        (OSError(28, "No space left on device"), 1, "the result cannot be written: [Errno 28]"),
+    ],
+)
+def test_who_stops_it_or_cannot_hear_it_gets_no_traceback(
+    trouble: BaseException,
+    code: int,
+    told: str,
+    mine: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise trouble
+
+    monkeypatch.setattr("headgate.sim.command.run", stopped)
+    assert main(["simulate", str(mine)]) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert told in printed.err
+    assert len(printed.err.splitlines()) == bool(told)
+
+
+def test_a_pipe_that_is_closed_and_a_full_disk_are_told_in_a_line_at_most(mine: Path) -> None:
+    command = [sys.executable, "-m", "headgate", "simulate", str(mine), "--seconds", "12"]
+    full = Path("/dev/full")
+    if full.exists():
+        with full.open("w") as nowhere:
+            done = subprocess.run(command, stdout=nowhere, stderr=subprocess.PIPE, check=False)
+        assert done.returncode == 1
+        (line,) = done.stderr.decode().splitlines()
+        assert "the result cannot be written" in line
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 class Tags(HTMLParser):
@@ -180,9 +256,41 @@ def test_the_page_stands_by_itself_and_draws_every_user(mine: Path, tmp_path: Pa
     assert "join" in "".join(tree.itertext())
 
 
-def test_a_page_that_cannot_be_written_is_exit_code_1(
-    mine: Path, capsys: pytest.CaptureFixture[str]
+def test_a_page_of_less_than_a_slot_says_so(mine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    mine.write_text(MINE.replace("seconds = 25", "seconds = 0.5\nwarm_up = 0"))
+    assert main(["simulate", str(mine), "--html", str(path)]) in (0, 1)
+    assert "less than a slot, nothing is drawn" in path.read_text()
+
+
+def test_many_events_are_drawn_up_to_a_bound_and_names_do_not_overlap(
+    mine: Path, tmp_path: Path
 ) -> None:
+    path = tmp_path / "page.html"
+    faults = "".join(
+        f"[[fault]]\nat = {5 + number / 10}\nwhat = 'step'\nmachine = 'node-1'\nby = 0.1\n"
+        for number in range(50)
+    )
+    mine.write_text(MINE.replace("[goals]", faults + "[goals]"))
+    assert main(["simulate", str(mine), "--html", str(path)]) in (0, 1)
+    text = path.read_text()
+    assert "and 10 more events, not drawn" in text
+    (drawing,) = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    tree = ElementTree.fromstring(drawing)
+    assert len([line for line in tree.iter("line") if line.get("class") == "fault"]) == 40
+    labels = [each for each in tree.iter("text") if "step" in (each.text or "")]
+    assert labels
+    rows: dict[str | None, list[float]] = {}
+    for label in labels:
+        rows.setdefault(label.get("y"), []).append(float(label.get("x", "0")))
+    for row in rows.values():
+        assert all(after - before > 100 for before, after in itertools.pairwise(row))
+
+
+def test_a_page_that_cannot_be_written_is_exit_code_1_before_the_run(
+    mine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.sim.command.run", None)
     assert main(["simulate", str(mine), "--html", "/nowhere/page.html"]) == 1
     assert "the page cannot be written" in capsys.readouterr().err
 
@@ -220,3 +328,10 @@ def test_the_table_for_the_docs_has_a_row_for_each_goal() -> None:
     assert lines[3].startswith("|  | unrecorded | 0 | 0 | ≤ 0 | yes |")
     assert "made by `python -m headgate.sim.accuracy`" in document(outcomes, 1)
     assert page(outcomes).startswith("<!doctype html>")
+
+
+def test_the_example_in_the_docs_meets_its_goal() -> None:
+    docs = Path(__file__).parents[2] / "docs" / "simulator.md"
+    (example,) = re.findall(r"```toml\n(.*?)```", docs.read_text(encoding="utf-8"), re.DOTALL)
+    (outcome,) = simulate([read(example)])
+    assert outcome.met

@@ -65,8 +65,26 @@ def test_json_lines_say_the_same(tmp_path: Path, scenario: Scenario) -> None:
         ("log.csv", "time,user,resource,amount\n", "expected at least one request, got none"),
         ("log.csv", "time,user,resource,amount\nx,a,r,1\n", "line 2: time = 'x': expected a"),
         ("log.csv", "time,user,resource,amount\n1,,r,1\n", "line 2: user = '': expected a text"),
-        ("log.csv", "time,user,resource,amount\n1,a,r,-1\n", "amount = -1.0: expected 0 or more"),
+        ("log.csv", "time,user,resource,amount\n1,a,r,-1\n", "amount = -1.0: expected from 0 to"),
         ("log.csv", "time,user,resource,amount,x\n1,a,r,1,2\n", "'x' is unknown"),
+        ("log.csv", "time,user,resource,amount\n1,a,r,1,9\n", "line 2: expected no more fields"),
+        (
+            "log.csv",
+            "time,user,resource,amount\n1,a,r,1\n9e9,a,r,1\n",
+            "expected at most 1,000,000 slots from the first line to the last",
+        ),
+        ("log.csv", "time,user,resource,amount\n1,a,r,1e300\n", "amount = 1e+300: expected from"),
+        (
+            "log.jsonl",
+            '{"time": 1, "user": "a", "resource": "r", "amount": 1, "service": 5}',
+            "line 1: service = 5: expected a text",
+        ),
+        (
+            "log.jsonl",
+            '{"time": 1, "user": "a", "resource": "r", "amount": 1, "node": ["x"]}',
+            "line 1: node = ['x']: expected a text",
+        ),
+        ("log.jsonl", '{"time": true, "amount": 1}', "line 1: time = True: expected a finite"),
         ("log.jsonl", "{", "line 1: this is not JSON"),
         ("log.jsonl", "3", "line 1: expected an object, got 3"),
         ("log.jsonl", '{"time": 1, "amount": 1}', "user = None: expected a text"),
@@ -100,3 +118,30 @@ def test_a_log_is_held_to_the_limit_as_live_traffic_would_be(
     assert passed["a"] >= 25.0
     assert passed["b"] >= 25.0
     assert 135 <= passed["c"] <= 165
+
+
+def test_lines_without_a_node_go_to_the_nodes_in_turn_whatever_the_format(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    times = [second + tenth / 10 for second in range(20) for tenth in range(3)]
+    rows = [f"{time},a,requests,1" for time in times]
+    log = written(tmp_path, "time,user,resource,amount\n" + "\n".join(rows))
+    lines = [
+        f'{{"time": {time}, "user": "a", "resource": "requests", "amount": 1}}' for time in times
+    ]
+    other = written(tmp_path, "\n".join(lines), "log.jsonl")
+    results = []
+    for path in (log, other):
+        replay = read_traffic(path, scenario)
+        results.append(run(replay.scenario(scenario), replay=replay))
+    assert results[0].cells == results[1].cells
+    assert sum(results[0].cells[0].demand) == 60.0
+    (used,) = results[0].users
+    assert (used.requests, used.amounts["requests"][0]) == (60, 60.0)
+
+
+def test_a_mark_at_the_beginning_of_a_log_is_no_part_of_it(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    log = written(tmp_path, "\ufefftime,user,resource,amount\n1,a,requests,1\n")
+    assert len(read_traffic(log, scenario)) == 1

@@ -143,7 +143,7 @@ def test_every_key_is_understood() -> None:
     ("text", "complaint"),
     [
         ("colour = 3", "traffic 1: colour = 3: expected no such key; there are"),
-        ("[goals]\nover_7 = 1", "goals: over_7 = 1: expected no such key"),
+        ("[goals]\nover_7 = 1", "goals: over_7 = 1: expected a goal; there are burst, over_1, "),
         ("[goals]\nover_1 = 'x'", "goals: over_1 = 'x': expected a finite number"),
         ("[goals]\nburst = 1", "goals: burst = 1: expected true or false"),
         ("[network]\nloss = 2", "network: loss = 2: expected a finite number of at least 0 and at"),
@@ -157,7 +157,7 @@ def test_every_key_is_understood() -> None:
             "expected groups that have no machine in common",
         ),
         ("nodes = ['node-3..9']", "traffic 1: nodes = ['node-3..9']: expected machines of this"),
-        ("nodes = { x = 1 }", "traffic 1: nodes: x = 1: expected no such key"),
+        ("nodes = { x = 1 }", "traffic 1: nodes: x = 1: expected machines of this cluster: node-1"),
         ("cost = -1", "traffic 1: cost = -1: expected a finite number above 0"),
         ("cost = { bytes = { mean = 1, tail = 1 } }", "tail = 1: expected a finite number above 1"),
         ("cycle = [0, 1]", "cycle = [0, 1]: expected [on, off] in seconds"),
@@ -165,7 +165,17 @@ def test_every_key_is_understood() -> None:
         ("users = 3", "user = 'alice': expected a text with {} for the number"),
         ("[[limit]]\nuser = 'b'\nrequests = -1", "limit 2: requests = -1: expected a finite"),
         ("[[limit]]\nuser = 'b'", "limit 2: user = 'b': expected a limit that holds: rates must"),
-        ("[clocks]\nnode-9 = { skew = 1 }", "clocks: node-9 = {'skew': 1}: expected no such key"),
+        ("[clocks]\nnode-9 = { skew = 1 }", "clocks: node-9 = {'skew': 1}: expected machines of"),
+        ("[clocks]\nnode-1 = { skew = 1e300 }", "skew = 1e+300: expected a finite number"),
+        ("[[limit]]\nuser = 'b'\nrequests = 1e300", "requests = 1e+300: expected a finite number"),
+        ("[[limit]]\nuser = 'alice'\nrequests = 1", "expected one limit for each user of 'front'"),
+        ("cost = 1e300", "cost = 1e+300: expected a finite number above 0 and at most 1e+12"),
+        ("duration = 1e300", "duration = 1e+300: expected a finite number"),
+        ("nodes = 'node-3..1'", "expected ranges from a lower number to a higher"),
+        ("nodes = 'hopping'\nstay = [3, 1]", "stay = [3, 1]: expected [least, most] in seconds"),
+        ("[[fault]]\nwhat = 'leave'\nat = 1\nmachine = 'leader'", "not 'leader'"),
+        ("[[fault]]\nwhat = 'leave'\nat = 1\nmachine = 'central-1'", "not 'central-1'"),
+        ("[[fault]]\nwhat = 'join'\nat = 99", "at = 99: expected before the end, 20 s"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_file_key_value_and_what_was_expected(
@@ -185,6 +195,9 @@ def test_what_makes_no_sense_is_refused_with_file_key_value_and_what_was_expecte
         ("nodes = 0", "nodes = 0: expected a whole number from 1 to"),
         ("nodes = ['a', 'a']", "nodes = ['a', 'a']: expected names that differ"),
         ("title = ''", "title = '': expected a text"),
+        ("centrals = ['node-2']", "centrals = ['node-2']: expected names that no node has"),
+        ("rate = true", "rate = True: expected requests per second"),
+        ("rate = 1e300", "rate = 1e+300: expected requests per second"),
     ],
 )
 def test_wrong_values_at_the_top(line: str, complaint: str) -> None:
@@ -223,3 +236,15 @@ def test_a_shorter_run_leaves_out_what_would_come_later() -> None:
     assert scenario.lasting(14).faults == ()
     with pytest.raises(ConfigError, match="expected more than the warm-up, 10 s"):
         scenario.lasting(5)
+
+
+def test_who_joins_must_have_a_name_that_is_free() -> None:
+    text = PLAIN.replace("nodes = 4", "nodes = ['a', 'node-3']")
+    with pytest.raises(ConfigError, match="names that are free for those who join.*'node-3'"):
+        read(text + "[[fault]]\nat = 1\nwhat = 'join'\n", file="my.toml")
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(PLAIN, encoding="utf-8-sig")
+    assert load(str(path)).title == "t"

@@ -13,7 +13,7 @@ the ledger or the node. At each step it holds the system to four promises:
 4. Epochs do not go back: a node that has heard a leader obeys none of an earlier epoch.
 
 What breaks one of them raises `InvariantBroken`, with the scenario, the random seed, the time and
-the facts: `headgate simulate NAME --seed N` shows it again.
+the facts, and the command that shows it again.
 
 The auditor knows a central by what it sends. A standby promises in the shadow, so of a new leader
 only its own promises are counted. A promise counts until its node has reported the slot, has
@@ -32,7 +32,7 @@ from headgate.errors import HeadgateError
 from headgate.quota.entries import Entry
 from headgate.quota.protocol import Quota, Report, Share
 from headgate.sim.machines import Machine
-from headgate.sim.scenario import Scenario, entry_of
+from headgate.sim.scenario import Scenario, all_limits, entry_of, rate_of
 from headgate.sim.world import World
 
 __all__ = ["Audit", "InvariantBroken"]
@@ -49,24 +49,28 @@ _ROUNDING = 2e-5
 class InvariantBroken(HeadgateError):
     """A run in which something happened that must never happen."""
 
-    def __init__(self, scenario: str, seed: int, time: float, facts: str) -> None:
+    def __init__(self, scenario: str, seed: int, time: float, facts: str, command: str) -> None:
         super().__init__(
             f"{facts} (scenario {scenario}, seed {seed}, at {time:.3f} s; "
-            f"see it again with: headgate simulate {scenario} --seed {seed})"
+            f"see it again with: {command} --seed {seed})"
         )
         self.scenario = scenario
         self.seed = seed
         self.time = time
         self.facts = facts
+        self.command = command
 
-    def __reduce__(self) -> tuple[type["InvariantBroken"], tuple[str, int, float, str]]:
-        return type(self), (self.scenario, self.seed, self.time, self.facts)
+    def __reduce__(self) -> tuple[type["InvariantBroken"], tuple[str, int, float, str, str]]:
+        return type(self), (self.scenario, self.seed, self.time, self.facts, self.command)
 
 
 @dataclass(slots=True)
 class _Bucket:
     level: float
     slot: int  # up to which it is refilled
+    rate: float  # units per slot, as of the limit that it is refilled by
+    capacity: float
+    was_held: float = 0.0  # by running requests, when it was refilled last
     spilled: float = 0.0  # what did not fit since some node was late
     promised: dict[str, dict[int, float]] = field(default_factory=dict)  # node, slot
     held: dict[str, float] = field(default_factory=dict)  # node
@@ -84,6 +88,10 @@ class _Books:
     # What was promised since the last check: node, slot, amount, amount before, present slot.
     unchecked: dict[Cell, tuple[str, int, float, float, int]] = field(default_factory=dict)
     assigned: int = -1  # the highest slot that was given out as a whole
+    # The slots that nodes were told of ahead. What was made up for, as at the start or after a
+    # standstill, was given out before a node asks and is told.
+    told: set[int] = field(default_factory=set)
+    shadow: int = -1  # the highest slot that was given out before it led
     is_cold: bool = False  # it was not there from the beginning
 
 
@@ -96,10 +104,15 @@ class _Hand:
     slots: dict[int, dict[str, Any]] = field(default_factory=dict)
     window: int = -1
     slot: int = -1
+    words: int = 0  # that have changed what is in hand: quotas, and another slot
+    judged: dict[Cell, int] = field(default_factory=dict)  # after how many words
+    again: int = 0  # windows for which the slot was held, as the leader's clock went back
     taken: dict[Cell, float] = field(default_factory=dict)
     counted: dict[Cell, float] = field(default_factory=dict)  # has ended in this window
     bound: dict[Cell, float] = field(default_factory=dict)
     unshared: dict[Cell, float] = field(default_factory=dict)  # passed while nobody had told
+    untold: set[Cell] = field(default_factory=set)  # of which still nobody has
+    ended: dict[tuple[str, str], int] = field(default_factory=dict)  # requests that ran, by user
 
 
 class Audit:
@@ -111,6 +124,9 @@ class Audit:
         self._world = world
         self._entries: Sequence[Entry] = scenario.limits
         self._coming: Sequence[Entry] | None = None
+        self._changed_slot = 0  # in which the limits changed last
+        self._all_limits = all_limits(scenario)
+        self._ever_free: dict[Cell, bool] = {}
         self._found: dict[tuple[str, str], Entry | None] = {}
         self._books: dict[str, _Books] = {}
         self._disks: dict[str, _Books] = {}
@@ -124,7 +140,8 @@ class Audit:
         self._leader: str | None = None
 
     def _broken(self, facts: str) -> InvariantBroken:
-        return InvariantBroken(self._scenario.name, self._seed, self._world.now, facts)
+        scenario = self._scenario
+        return InvariantBroken(scenario.name, self._seed, self._world.now, facts, scenario.command)
 
     def watch(self, tallies: Mapping[tuple[str, int], Mapping[Cell, float]]) -> None:
         """Be shown what really went through each life of each node."""
@@ -145,7 +162,11 @@ class Audit:
     def snapshot_written(self, name: str) -> None:
         self._disks[name] = copy.deepcopy(self._books[name])
 
-    def leads(self, name: str) -> None:
+    def leads(self, name: str, time: float) -> None:
+        """A central leads from now on; `time`: what its clock says."""
+        if self._leader is not None:
+            # What it gives for these slots it has promised in the shadow, when more was there.
+            self._books[name].shadow = round(time / self._scenario.slot_seconds)
         self._leader = name
 
     def limits_changed(self, entries: Sequence[Entry]) -> None:
@@ -163,22 +184,32 @@ class Audit:
             return None
         return entry.rates[cell[2]] * self._scenario.slot_seconds
 
-    def _ceiling(self, cell: Cell, rate: float) -> float:
+    def _was_free(self, cell: Cell) -> bool:
+        """Whether there is a time without this limit: nodes do not count free users."""
+        if cell not in self._ever_free:
+            self._ever_free[cell] = any(
+                rate_of(entries, *cell) is None for entries in self._all_limits
+            )
+        return self._ever_free[cell]
+
+    def _capacity(self, cell: Cell) -> float:
         entry = self._found[cell[:2]]
         assert entry is not None
-        capacity = entry.rates[cell[2]] * entry.burst_seconds
-        unit = self._units.get(cell, 1.0)
-        return max(capacity, rate, unit + min(unit, _ROUND_TRIP_SLOTS * rate))
+        return entry.rates[cell[2]] * entry.burst_seconds
 
-    def _change_limits(self, version: int, books: _Books) -> None:
+    def _ceiling(self, cell: Cell, bucket: _Bucket) -> float:
+        unit = self._units.get(cell, 1.0)
+        rate = bucket.rate
+        return max(bucket.capacity, rate, unit + min(unit, _ROUND_TRIP_SLOTS * rate))
+
+    def _change_limits(self, version: int, books: _Books, slot: int) -> None:
         """A central speaks of new limits: they hold for all of them from this slot on."""
         if version != books.version:
             books.version = version
             if self._coming is not None:
                 self._entries, self._coming = self._coming, None
+                self._changed_slot = slot
                 self._found.clear()
-        # What was saved keeps its proportion; to leave the level as it is forgives no more than
-        # the difference of two capacities, once.
 
     # 1. Promises
 
@@ -190,11 +221,14 @@ class Audit:
 
     def _promised(self, central: str, node: str, quota: Quota) -> None:
         books = self._books[central]
-        self._change_limits(quota.version, books)
-        if quota.whole:
-            books.assigned = max(books.assigned, quota.slot)
         # Not to be had from the quota's slot: an answer may be for this one and for the next.
         now_slot = math.floor(quota.time / self._scenario.slot_seconds + _ROUNDING)
+        self._change_limits(quota.version, books, now_slot)
+        if quota.whole and quota.slot > now_slot and quota.slot not in books.told:
+            books.told = {slot for slot in books.told if slot >= now_slot} | {quota.slot}
+        # In the middle of a slot the next is given out, whether or not a node is there to be told.
+        given = math.floor(quota.time / self._scenario.slot_seconds + 0.5)
+        books.assigned = max(books.assigned, given, quota.slot if quota.whole else given)
         for service, part in quota.services.items():
             for user, shares in part.users.items():
                 for resource, share in shares.items():
@@ -221,11 +255,13 @@ class Audit:
             bucket.promised.setdefault(node, {})[quota.slot] = share.amount
             return
         if now_slot > bucket.slot:
-            self._refill(books, bucket, cell, rate, now_slot)
+            self._refill(books, bucket, cell, now_slot)
         promised = bucket.promised.setdefault(node, {})
         before = promised.get(quota.slot, 0.0)
         promised[quota.slot] = share.amount
-        if share.amount > before:
+        is_old = quota.slot <= books.shadow or (not quota.whole and quota.slot not in books.told)
+        heard = books.heard.get(node)
+        if share.amount > before and not is_old and (heard is None or quota.slot > heard[2]):
             # All quotas of an assignment are sent at once: they are looked at together, before
             # the central hears anything else. An answer to an Ask is looked at now.
             books.unchecked[cell] = (node, quota.slot, share.amount, before, now_slot)
@@ -252,13 +288,25 @@ class Audit:
 
     def _bucket(self, books: _Books, cell: Cell, rate: float) -> _Bucket:
         bucket = books.buckets.get(cell)
+        capacity = self._capacity(cell)
         if bucket is None:
-            bucket = books.buckets[cell] = _Bucket(rate, books.begun)
+            bucket = books.buckets[cell] = _Bucket(rate, books.begun, rate, capacity)
+        elif (bucket.rate, bucket.capacity) != (rate, capacity):
+            # The limit has changed: what is saved keeps its proportion, a debt stays.
+            if self._changed_slot > bucket.slot:
+                self._refill(books, bucket, cell, self._changed_slot)
+            before = self._ceiling(cell, bucket)
+            bucket.rate, bucket.capacity = rate, capacity
+            if bucket.level > 0.0 and before > 0.0:
+                bucket.level *= self._ceiling(cell, bucket) / before
         return bucket
 
-    def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, rate: float, slot: int) -> None:
-        full = self._ceiling(cell, rate) + sum(bucket.held.values())
-        refilled = bucket.level + rate * (slot - bucket.slot)
+    def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, slot: int) -> None:
+        # A central knows what was held when it gave out last; since then some may have ended.
+        held = sum(bucket.held.values())
+        full = self._ceiling(cell, bucket) + max(held, bucket.was_held)
+        bucket.was_held = held
+        refilled = bucket.level + bucket.rate * (slot - bucket.slot)
         if all(reported >= slot - 1 for _, _, reported in books.heard.values()):
             bucket.spilled = 0.0
         else:
@@ -286,17 +334,17 @@ class Audit:
             return  # the same, to another central
         self._sequences[life] = report.sequence
         tally = self._tallies.get(life, {})
-        hand = self._hands[report.node]
-        is_now = machine.process.slot_and_window(machine.now())[1] == hand.window
+        hand = self._turned(machine, machine.now())
         for service, users in report.lines.items():
             for user, resources in users.items():
                 for resource, line in resources.items():
                     cell = (service, user, resource)
                     total = self._total(life, cell, line.consumed)
                     real = tally.get(cell, 0.0)
-                    if is_now and not report.leaving:
+                    if not report.leaving:
                         real -= hand.counted.get(cell, 0.0)
-                    if abs(total - real) > 1e-9 * max(1.0, real):
+                    slack = 1e-9 * max(1.0, real)
+                    if total > real + slack or (total < real - slack and not self._was_free(cell)):
                         raise self._broken(
                             f"{report.node} reports {total:g} {resource} of {service}/{user}, "
                             f"and {real:g} went through it"
@@ -310,8 +358,8 @@ class Audit:
         self._told[(*life, cell)] = (forgotten, consumed)
         return forgotten + consumed
 
-    def central_hears(self, name: str, message: Any) -> None:
-        """Book a report as the central should."""
+    def central_hears(self, name: str, time: float, message: Any) -> None:
+        """Book a report as the central should, at `time` of its clock."""
         books = self._books[name]
         if books.unchecked:
             self._check_promises(name, books)
@@ -320,7 +368,8 @@ class Audit:
         heard = books.heard.get(message.node)
         if heard is not None and (message.boot, message.sequence) <= heard[:2]:
             return
-        slot, slots = message.slot, 1
+        # A node that no leader has told the time may be far ahead.
+        slot, slots = min(message.slot, math.floor(time / self._scenario.slot_seconds)), 1
         if heard is not None:
             slot = max(slot, heard[2])
             if heard[0] == message.boot:
@@ -389,13 +438,14 @@ class Audit:
         if message.epoch < hand.epoch:
             return
         hand.epoch = message.epoch
-        known = hand.slots.setdefault(message.slot, {"whole": False, "users": {}, "newcomers": {}})
-        known["whole"] = known["whole"] or message.whole
+        hand.words += 1
+        known = hand.slots.setdefault(message.slot, {"wholes": 0, "users": {}, "newcomers": {}})
+        known["wholes"] += message.whole
         for service, part in message.services.items():
-            known["newcomers"][service] = part.newcomers
+            known["newcomers"].setdefault(service, []).append(part.newcomers)
             for user, shares in part.users.items():
                 users = known["users"].setdefault((service, user), [])
-                users.append(shares)
+                users.append((shares, message.whole))
         if len(hand.slots) > 16:
             self._forget_old(hand)
 
@@ -410,7 +460,7 @@ class Audit:
 
     def _forget_old(self, hand: _Hand) -> None:
         wholes = [
-            slot for slot, known in hand.slots.items() if known["whole"] and slot <= hand.slot
+            slot for slot, known in hand.slots.items() if known["wholes"] and slot <= hand.slot
         ]
         if wholes:
             for slot in [slot for slot in hand.slots if slot < max(wholes) - 1]:
@@ -441,16 +491,25 @@ class Audit:
                 continue
             hand.taken[cell] = taken = hand.taken.get(cell, 0.0) + cost * count
             before = hand.bound.get(cell, 0.0)
-            if taken <= before:
-                continue
+            if hand.judged.get(cell) == hand.words:  # nothing new was said since
+                if cell in hand.untold:
+                    hand.unshared[cell] = taken
+                if taken <= before:
+                    continue
+            hand.judged[cell] = hand.words
+            unit = self._units.get(cell, 1.0)
             most = self._in_hand(hand, cell, slot)
             if most is None:  # what the fallback lets through is not part of a share that comes
-                most = _FALLBACK * self._scenario.slot_seconds * self._units.get(cell, 1.0)
+                most = _FALLBACK * self._scenario.slot_seconds * unit
                 hand.unshared[cell] = taken
+                hand.untold.add(cell)
             else:
                 most += hand.unshared.get(cell, 0.0)
+                hand.untold.discard(cell)
             hand.bound[cell] = bound = max(before, most)
-            if taken > (bound + self._units.get(cell, 1.0)) * (1 + _ROUNDING):
+            # Requests are not told apart: one that ends gives back what another has reserved.
+            forgiven = unit * (1 + hand.ended.get((service, user), 0))
+            if taken > (bound + forgiven) * (1 + _ROUNDING):
                 raise self._broken(
                     f"{machine.name} let {taken:g} {resource} of {service}/{user} through in slot "
                     f"{slot}, and had {bound:g} in hand"
@@ -461,6 +520,7 @@ class Audit:
     ) -> None:
         """A request has ended whose cost was not counted when it passed."""
         hand = self._turned(machine, machine.now())
+        hand.ended[service, user] = hand.ended.get((service, user), 0) + 1
         for resource, cost in costs.items():
             self._count(hand, (service, user, resource), cost)
 
@@ -468,13 +528,21 @@ class Audit:
         """The node's hand in the window that it is in now."""
         hand = self._hands[machine.name]
         slot, window = machine.process.slot_and_window(now)
+        if slot != hand.slot:
+            hand.slot = slot
+            hand.again = 0
+            hand.words += 1
+        else:
+            hand.again += window - hand.window
         if window != hand.window:
             hand.window = window
-            hand.slot = slot
             hand.taken.clear()
             hand.counted.clear()
             hand.bound.clear()
             hand.unshared.clear()
+            hand.untold.clear()
+            hand.judged.clear()
+            hand.ended.clear()
         return hand
 
     def _count(self, hand: _Hand, cell: Cell, amount: float) -> None:
@@ -488,14 +556,18 @@ class Audit:
         most = -math.inf
         for known_slot in sorted((s for s in hand.slots if s <= slot), reverse=True):
             known = hand.slots[known_slot]
-            for shares in known["users"].get((service, user), ()):
+            named = known["users"].get((service, user), ())
+            for shares, _ in named:
                 share = shares.get(resource)
                 if not shares or share is None:
                     return math.inf  # free, or this resource is
-                is_leased = slot - known_slot <= _LEASE
+                is_leased = slot + hand.again - known_slot <= _LEASE
                 most = max(most, share.amount if is_leased else max(share.safe, unit))
-            if service in known["newcomers"] and most == -math.inf:
-                most = max(known["newcomers"][service].get(resource, 0.0), unit)
-            if known["whole"]:
+            # A whole quota that came later may not name him any more.
+            if most == -math.inf or known["wholes"] > sum(whole for _, whole in named):
+                for newcomers in known["newcomers"].get(service, ()):
+                    if newcomers:
+                        most = max(most, newcomers.get(resource, 0.0), unit)
+            if known["wholes"]:
                 break
         return most if most > -math.inf else None

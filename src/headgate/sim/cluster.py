@@ -164,11 +164,12 @@ class Cluster:
 
     def _heard_by_central(self, name: str, hear: Hear) -> Hear:
         audit = self._audit
+        machine = self.centrals[name]
         if audit is None:
             return hear
 
         def heard(now: float, source: str, message: Any) -> Iterable[tuple[str, Any]] | None:
-            audit.central_hears(name, message)
+            audit.central_hears(name, machine.process.time(now), message)
             answers = hear(now, source, message)
             audit.central_heard(name, message)
             return answers
@@ -184,7 +185,7 @@ class Cluster:
         now = machine.now()
         machine.process.lead(now, self.epoch)
         if self._audit is not None:
-            self._audit.leads(name)
+            self._audit.leads(name, machine.process.time(now))
         machine.attend(now)
         if self.epoch > 1:
             hears = self.network.hears

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from headgate.sim.audit import Audit
 from headgate.sim.cluster import Cluster
 from headgate.sim.machines import Machine
-from headgate.sim.replay import Replay
+from headgate.sim.replay import Replay, Request
 from headgate.sim.traffic import Stream
 
 __all__ = ["Load", "Track"]
@@ -63,6 +63,7 @@ class Load:
         self._step_seconds = step_seconds
         self._first_counted = warm_up / step_seconds
         self._touched: dict[str, Machine] = {}
+        self._turn = 0  # whose turn it is to get a line that names no node
 
     def offer(self, step: int) -> None:
         """Offer all requests of one step."""
@@ -153,22 +154,29 @@ class Load:
         cluster = self._cluster
         for request, count in replay.of_step(step):
             name = request.node
-            if name not in cluster.nodes or not cluster.nodes[name].up:
-                if not cluster.live:
-                    continue
-                name = cluster.live[request.number % len(cluster.live)]
-            machine = self._touched[name] = cluster.nodes[name]
-            now = machine.now()
-            service, user = request.service, request.user
-            costs = {request.resource: request.amount}
-            admitted = machine.process.offer(now, service, user, costs, count)
-            key = (service, user, request.resource)
-            machine.tally[key] = machine.tally.get(key, 0.0) + request.amount * admitted
-            if self._audit is not None and admitted:
-                self._audit.admitted(machine, now, service, user, costs, admitted)
-            track = self._track(service, user)
-            track.even = False
-            amount = request.amount
-            track.note(step, request.resource, amount, amount * count, amount * admitted)
-            track.offered += count
-            track.refused += count - admitted
+            if name in cluster.nodes and cluster.nodes[name].up:
+                self._offer_request(name, request, count, step)
+                continue
+            live = cluster.live
+            # In turn: each gets its part of the count, and those whose turn it is one more.
+            for number in range(min(count, len(live))):
+                name = live[(self._turn + number) % len(live)]
+                part = count // len(live) + (number < count % len(live))
+                self._offer_request(name, request, part, step)
+            self._turn += count
+
+    def _offer_request(self, name: str, request: Request, count: int, step: int) -> None:
+        machine = self._touched[name] = self._cluster.nodes[name]
+        now = machine.now()
+        service, user, amount = request.service, request.user, request.amount
+        costs = {request.resource: amount}
+        admitted = machine.process.offer(now, service, user, costs, count)
+        key = (service, user, request.resource)
+        machine.tally[key] = machine.tally.get(key, 0.0) + amount * admitted
+        if self._audit is not None and admitted:
+            self._audit.admitted(machine, now, service, user, costs, admitted)
+        track = self._track(service, user)
+        track.even = False
+        track.note(step, request.resource, amount, amount * count, amount * admitted)
+        track.offered += count
+        track.refused += count - admitted

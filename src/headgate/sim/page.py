@@ -24,6 +24,10 @@ _WIDTH, _HEIGHT = 920, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 14, 28
 _POINTS = 600
 _MOST_USERS = 6  # pictures for each scenario
+_MOST_EVENTS = 40  # lines in a picture
+_MOST_ABOVE = 3.0  # times the limit, up to which demand is drawn
+_LABEL_ROWS = 4
+_LETTER = 6.6  # the width of one, about
 
 _STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --text: #1c2430; --dim: #667; --line: #dde;
@@ -100,6 +104,9 @@ def _scenario(outcome: Outcome) -> list[str]:
     if len(first.cells) > _MOST_USERS:
         more = len(first.cells) - _MOST_USERS
         parts.append(f'<p class="dim">and {more} more users, not drawn</p>')
+    if len(first.events) > _MOST_EVENTS:
+        more = len(first.events) - _MOST_EVENTS
+        parts.append(f'<p class="dim">and {more} more events, not drawn</p>')
     parts.append(_table(outcome))
     return parts
 
@@ -132,10 +139,14 @@ def _figure(cell: Cell, runs: dict[str, Result]) -> str:
                 cell.resource,
             ):
                 passed[system] = _points(other.admitted, group, per_second)
-    # Demand may be far above everything else: it is cut off rather than flattening the rest.
+    if not demand:
+        return f'<p class="dim">{html.escape(cell.user)}: less than a slot, nothing is drawn</p>'
+    # Demand may be far above everything else, and so may the classic rule be while it warms up:
+    # they are cut off rather than flattening the rest.
     finite = [value for value in limit if value < math.inf]
-    highest = max([*(1.25 * value for value in finite), *(max(p) for p in passed.values())])
-    highest = highest or max(demand) or 1.0
+    ours = max([*(1.25 * value for value in finite), *passed.get("fair", ())], default=0.0)
+    most = 1.05 * max(demand)
+    highest = max(ours, min(most, _MOST_ABOVE * ours) if ours else most) or 1.0
     x_of = [_LEFT + (_WIDTH - _LEFT - _RIGHT) * i / max(1, len(demand)) for i in range(len(demand))]
 
     def y_of(value: float) -> float:
@@ -154,14 +165,14 @@ def _figure(cell: Cell, runs: dict[str, Result]) -> str:
         f'{x_of[-1]:.1f},{ground}"/>',
     ]
     shown = next(iter(runs.values())).events
-    for time, what in shown[:40]:
-        x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * time / scenario.seconds
+    rows_end = [0.0] * _LABEL_ROWS
+    for time, what in shown[:_MOST_EVENTS]:
+        x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * min(time / scenario.seconds, 1.0)
         parts.append(
             f'<line class="fault" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{ground}">'
             f"<title>{time:g} s: {html.escape(what)}</title></line>"
         )
-        if len(shown) <= 4:
-            parts.append(f'<text x="{x + 4:.1f}" y="{_TOP + 10}">{html.escape(what)}</text>')
+        parts += _label(x, what, rows_end)
     parts += [
         f'<polyline class="{system}" points="{line(passed[system])}"/>'
         for system in ("classic", "fair")  # ours last, and so on top
@@ -178,6 +189,18 @@ def _figure(cell: Cell, runs: dict[str, Result]) -> str:
     mean = f", each point the mean of {group} slots" if group > 1 else ""
     caption = f"{cell.service}/{cell.user}: {cell.resource} per second{mean}"
     return f"<figure>{''.join(parts)}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def _label(x: float, what: str, rows_end: list[float]) -> list[str]:
+    """The name of an event, in the first row that has room for it; else only its line tells."""
+    width = _LETTER * len(what)
+    left = x + 4 if x + 4 + width <= _WIDTH - _RIGHT else x - 4 - width
+    for row, end in enumerate(rows_end):
+        if left >= max(end, _LEFT):
+            rows_end[row] = left + width + _LETTER
+            y = _TOP + 10 + 14 * row
+            return [f'<text x="{left:.1f}" y="{y}">{html.escape(what)}</text>']
+    return []
 
 
 def _points(steps: Sequence[float], group: int, per_second: float) -> list[float]:

@@ -15,7 +15,7 @@ figures are.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headgate.sim.audit import Audit
@@ -24,18 +24,44 @@ from headgate.sim.faults import plan
 from headgate.sim.load import Load
 from headgate.sim.measures import STEPS, Cell, Measures, Missed, measure, missed
 from headgate.sim.replay import Replay
-from headgate.sim.scenario import Scenario, entry_of, rate_of
+from headgate.sim.scenario import Scenario, all_limits, entry_of, rate_of
 from headgate.sim.systems import MakeLedger, make_system
 from headgate.sim.traffic import Stream
 from headgate.sim.world import World
 
-__all__ = ["Result", "run"]
+__all__ = ["Result", "Used", "run"]
 
 _QUIET_SLOTS = 10
 _PROGRESS_STEPS = 200
 _ROUNDING = 1e-9
 
 Progress = Callable[[float], object]
+
+
+@dataclass(slots=True)
+class Used:
+    """What a user asked for and got in all: what the limits would have done to him."""
+
+    service: str
+    user: str
+    requests: int
+    refused: int
+    amounts: dict[str, tuple[float, float]]  # of each resource, asked for and passed
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "service": self.service,
+            "user": self.user,
+            "requests": {
+                "asked": self.requests,
+                "passed": self.requests - self.refused,
+                "refused": self.refused,
+            },
+            "amounts": {
+                resource: {"asked": asked, "passed": passed, "refused": asked - passed}
+                for resource, (asked, passed) in self.amounts.items()
+            },
+        }
 
 
 @dataclass(slots=True)
@@ -49,6 +75,7 @@ class Result:
     missed: list[Missed]
     cells: list[Cell]
     events: list[tuple[float, str]]  # what befell the cluster
+    users: list[Used] = field(default_factory=list)  # of traffic from a file
 
     @property
     def met(self) -> bool:
@@ -56,7 +83,7 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the same run gives the same text."""
-        return {
+        document = {
             "scenario": self.scenario.name,
             "system": self.system,
             "seed": self.seed,
@@ -66,6 +93,9 @@ class Result:
             "missed": [missed._asdict() for missed in self.missed],
             "met": self.met,
         }
+        if self.users:
+            document["users"] = [used.as_dict() for used in self.users]
+        return document
 
 
 def run(
@@ -111,6 +141,7 @@ class _Run:
         )
         self._events: list[tuple[float, str]] = []
         self._progress = progress
+        self._is_replay = replay is not None
 
     def result(self) -> Result:
         scenario, world, cluster = self._scenario, self._world, self._cluster
@@ -140,7 +171,19 @@ class _Run:
             missed(measures, scenario.goals),
             cells,
             self._events,
+            self._used() if self._is_replay else [],
         )
+
+    def _used(self) -> list[Used]:
+        """Every user, those who were refused the most requests first."""
+        used = []
+        for (service, user), track in self._load.tracks.items():
+            amounts = {
+                resource: (sum(asked.values()), sum(track.admitted[resource].values()))
+                for resource, asked in track.demand.items()
+            }
+            used.append(Used(service, user, track.offered, track.refused, amounts))
+        return sorted(used, key=lambda each: (-each.refused, -each.requests))
 
     def _step(self, step: int) -> None:
         self._load.offer(step)
@@ -187,7 +230,9 @@ class _Run:
     def _allowed(self, service: str, user: str, resource: str) -> list[float] | None:
         """What the limit allows in each step; None if there never is one."""
         since = [(0.0, self._scenario.limits)]
-        since += [(fault.at, fault.limits) for fault in self._scenario.faults if fault.limits]
+        since += [
+            (fault.at, fault.limits) for fault in self._scenario.faults if fault.what == "limits"
+        ]
         rates = [(time, rate_of(entries, service, user, resource)) for time, entries in since]
         if all(rate is None for _, rate in rates):
             return None
@@ -209,11 +254,14 @@ class _Run:
         if cluster.leader is None:
             return  # there are no books
         worst = lost = 0.0
+        limits_of_run = all_limits(self._scenario)
         down = [name for name, machine in cluster.nodes.items() if machine.process is None]
         for service, user in self._load.tracks:
             entry = entry_of(cluster.entries, service, user)
             for resource in entry.rates if entry is not None else ():
                 cell = (service, user, resource)
+                if any(rate_of(limits, *cell) is None for limits in limits_of_run):
+                    continue  # while he was free, nobody counted what he took
                 consumed = sum(tally.get(cell, 0.0) for tally in cluster.tallies.values())
                 recorded = cluster.recorded(*cell)
                 gone = 0.0

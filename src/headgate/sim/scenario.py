@@ -8,8 +8,8 @@ expected. docs/simulator.md explains every key.
 Times are seconds since the simulation began, rates units per second.
 """
 
-import math
 import re
+import shlex
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +23,25 @@ from headgate.sim.network import KINDS, Quality
 from headgate.sim.tables import Table
 from headgate.sim.traffic import Cost, Rate, Spread, Traffic
 
-__all__ = ["Clocks", "Fault", "Scenario", "entry_of", "load", "names", "rate_of", "read"]
+__all__ = [
+    "Clocks",
+    "Fault",
+    "Scenario",
+    "all_limits",
+    "entry_of",
+    "load",
+    "names",
+    "rate_of",
+    "read",
+]
 
 _SHIPPED = Path(__file__).parent / "scenarios"
 _MOST_MACHINES = 10_000
+# What no real cluster comes near, and floats bear without a loss.
+_MOST_SECONDS = 1e7
+_MOST_RATE = 1e9
+_MOST_COST = 1e12
+_MOST_USERS = 100_000
 _RANGE = re.compile(r"(.*?)(\d+)\.\.(\d+)")
 
 
@@ -86,6 +101,13 @@ class Scenario:
     goals: dict[str, float]
     burst: bool  # whether over counts what a full bucket may let through at once
     file: str = ""
+    options: tuple[str, ...] = ()  # of the command, by which this differs from the file
+
+    @property
+    def command(self) -> str:
+        """What runs the same again, but for the random seed."""
+        what = self.name if Path(self.file).parent == _SHIPPED else self.file
+        return shlex.join(["headgate", "simulate", what, *self.options])
 
     def lasting(self, seconds: float) -> "Scenario":
         """The same for another time; what would come later does not come."""
@@ -94,8 +116,13 @@ class Scenario:
                 f"{self.name}: {seconds:g} seconds: expected more than the warm-up, "
                 f"{self.warm_up:g} s"
             )
+        if seconds > _MOST_SECONDS:
+            raise ConfigError(
+                f"{self.name}: {seconds:g} seconds: expected at most {_MOST_SECONDS:g}"
+            )
         faults = tuple(fault for fault in self.faults if fault.at < seconds)
-        return replace(self, seconds=seconds, faults=faults)
+        options = (*self.options, "--seconds", repr(seconds).removesuffix(".0"))
+        return replace(self, seconds=seconds, faults=faults, options=options)
 
 
 def entry_of(entries: Sequence[Entry], service: str, user: str) -> Entry | None:
@@ -112,6 +139,12 @@ def entry_of(entries: Sequence[Entry], service: str, user: str) -> Entry | None:
 def rate_of(entries: Sequence[Entry], service: str, user: str, resource: str) -> float | None:
     entry = entry_of(entries, service, user)
     return entry.rates.get(resource) if entry is not None else None
+
+
+def all_limits(scenario: Scenario) -> list[tuple[Entry, ...]]:
+    """The limits at first, and all that take their place."""
+    changes = [fault.limits for fault in scenario.faults if fault.what == "limits"]
+    return [scenario.limits, *changes]
 
 
 def names() -> list[str]:
@@ -135,7 +168,7 @@ def load(name_or_path: str) -> Scenario:
                 f"or one of {known}"
             )
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the scenario cannot be read: {error}") from error
     return read(text, file=str(path), name=path.stem)
@@ -148,11 +181,13 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: this is not TOML: {error}") from error
     table = Table(values, file)
-    seconds = table.number("seconds", above=True, most=1e7)
+    seconds = table.number("seconds", above=True, most=_MOST_SECONDS)
     slot_seconds = table.number("slot_seconds", 1.0, least=0.1, most=60.0)
     nodes = _machines(table, "nodes", "node")
     centrals = _machines(table, "centrals", "central")
     known = (*nodes, *centrals)
+    if set(nodes) & set(centrals) or "leader" in known:
+        table.wrong("centrals", 'names that no node has, nor "leader"')
     goals = table.table("goals")
     scenario = Scenario(
         name=name,
@@ -164,17 +199,18 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
         slot_seconds=slot_seconds,
         nodes=nodes,
         centrals=centrals,
-        election_seconds=table.number("election_seconds", 2.0),
-        deposed_seconds=table.number("deposed_seconds", 0.0),
+        election_seconds=table.number("election_seconds", 2.0, most=_MOST_SECONDS),
+        deposed_seconds=table.number("deposed_seconds", 0.0, most=_MOST_SECONDS),
         limits=_limits(table, "limit"),
         traffic=tuple(one for each in table.tables("traffic") for one in _traffic(each, nodes)),
         network=_quality(table.table("network"), Quality()),
         clocks=_clocks(table.table("clocks"), known),
-        faults=tuple(sorted(_faults(table, known), key=lambda fault: fault.at)),
+        faults=tuple(sorted(_faults(table, nodes, centrals, seconds), key=lambda fault: fault.at)),
         burst=goals.flag("burst", False),
-        goals={goal: goals.number(goal) for goal in GOALS if goal in goals},
+        goals={goal: goals.number(goal, most=_MOST_COST) for goal in GOALS if goal in goals},
     )
-    goals.done()
+    for goal in goals.rest():
+        goals.wrong(goal, "a goal; there are burst, " + ", ".join(GOALS))
     table.done()
     if not scenario.warm_up < seconds:
         table.wrong("warm_up", f"less than seconds, {seconds:g}")
@@ -192,13 +228,15 @@ def _machines(table: Table, key: str, kind: str) -> tuple[str, ...]:
 
 
 def _limits(table: Table, key: str) -> tuple[Entry, ...]:
-    entries = []
+    entries: list[Entry] = []
     for one in table.tables(key):
         service = one.text("service", "front")
         user = one.text("user")
-        burst_seconds = one.number("burst_seconds", 10.0)
+        burst_seconds = one.number("burst_seconds", 10.0, most=_MOST_SECONDS)
         resources = one.rest()
-        rates = {resource: one.number(resource) for resource in resources}
+        rates = {resource: one.number(resource, most=_MOST_COST) for resource in resources}
+        if any((entry.service, entry.user) == (service, user) for entry in entries):
+            one.wrong("user", f"one limit for each user of {service!r}: this is the second")
         try:
             entries.append(Entry(service, user, burst_seconds=burst_seconds, rates=rates))
         except ValueError as error:
@@ -208,14 +246,14 @@ def _limits(table: Table, key: str) -> tuple[Entry, ...]:
 
 def _traffic(table: Table, nodes: tuple[str, ...]) -> list[Traffic]:
     user = table.text("user")
-    users = table.whole("users", 1, least=1, most=1_000_000)
+    users = table.whole("users", 1, least=1, most=_MOST_USERS)
     if users > 1 and "{}" not in user:
         table.wrong("user", f"a text with {{}} for the number of the user, since users = {users}")
     spread, moves = Spread(), []
     if "nodes" in table:
         spread = _spread(table, nodes)
     for move in table.tables("move"):
-        moves.append((move.number("at"), _spread(move, nodes)))
+        moves.append((move.number("at", most=_MOST_SECONDS), _spread(move, nodes)))
         move.done()
     traffic = Traffic(
         service=table.text("service", "front"),
@@ -225,7 +263,7 @@ def _traffic(table: Table, nodes: tuple[str, ...]) -> list[Traffic]:
         moves=tuple(sorted(moves, key=lambda move: move[0])),
         cost=_cost(table),
         poisson=table.text("arrival", "poisson", of=("poisson", "even")) == "poisson",
-        duration=table.number("duration", 0.0),
+        duration=table.number("duration", 0.0, most=_MOST_SECONDS),
     )
     table.done()
     if users == 1:
@@ -237,8 +275,15 @@ def _rate(table: Table) -> Rate:
     """`rate = 3000`, `rate = [[0, 3000], [60, 500]]`, with `ramp = true` or `cycle = [2, 8]`."""
     value = table.value("rate")
     points: list[Any] = value if isinstance(value, list) else [[0, value]]
-    expected = "requests per second, or a list of [time, requests per second] in order of time"
-    table.check("rate", lambda _: bool(points) and all(map(_is_pair, points)), expected)
+    expected = (
+        "requests per second, or a list of [time, requests per second] in order of time, "
+        f"up to {_MOST_RATE:g} per second"
+    )
+    table.check(
+        "rate",
+        lambda _: bool(points) and all(_is_pair(p, _MOST_SECONDS, _MOST_RATE) for p in points),
+        expected,
+    )
     times = [time for time, _ in points]
     table.check("rate", lambda _: times == sorted(set(times)), expected)
     cycle = table.value("cycle", None)
@@ -249,11 +294,16 @@ def _rate(table: Table) -> Rate:
     return Rate(steps, table.flag("ramp", False), cycle)
 
 
-def _is_pair(value: object) -> bool:
+def _is_pair(
+    value: object, most_first: float = _MOST_SECONDS, most_second: float = _MOST_SECONDS
+) -> bool:
+    """Whether it is two numbers, from 0 up to the most of each."""
     return (
         isinstance(value, list)
         and len(value) == 2
-        and all(isinstance(n, int | float) and 0 <= n < math.inf for n in value)
+        and all(isinstance(n, int | float) and not isinstance(n, bool) for n in value)
+        and 0 <= value[0] <= most_first
+        and 0 <= value[1] <= most_second
     )
 
 
@@ -264,11 +314,16 @@ def _spread(table: Table, nodes: tuple[str, ...]) -> Spread:
         return Spread()
     if value == "hopping":
         stay = table.value("stay", [1, 3])
-        table.check("nodes", lambda _: _is_pair(stay), "with hopping, stay = [least, most] seconds")
+        fits = _is_pair(stay) and 0 < stay[0] <= stay[1]
+        table.check("stay", lambda _: fits, "[least, most] in seconds, above 0")
         return Spread(stay=(float(stay[0]), float(stay[1])))
     if isinstance(value, dict):
         weights = table.table("nodes")
-        return Spread(tuple((n, weights.number(n, above=True)) for n in _known(weights, nodes)))
+        return Spread(
+            tuple(
+                (n, weights.number(n, above=True, most=_MOST_COST)) for n in _known(weights, nodes)
+            )
+        )
     chosen = _named(table, "nodes", nodes)
     return Spread(tuple((node, 1.0) for node in chosen))
 
@@ -277,7 +332,8 @@ def _known(weights: Table, nodes: tuple[str, ...]) -> list[str]:
     chosen = [node for node in nodes if node in weights]
     for node in chosen:
         weights.value(node)
-    weights.done()
+    for other in weights.rest():
+        weights.wrong(other, f"machines of this cluster: {_few(nodes)}")
     return chosen
 
 
@@ -288,31 +344,41 @@ def _named(table: Table, key: str, known: tuple[str, ...], default: Any = None) 
         span = _RANGE.fullmatch(text)
         if span:
             first, last = int(span[2]), int(span[3])
+            if not first <= last < first + _MOST_MACHINES:
+                table.wrong(key, f"ranges from a lower number to a higher, not {text!r}")
             chosen += [f"{span[1]}{number}" for number in range(first, last + 1)]
         else:
             chosen.append(text)
     for one in chosen:
         if one not in known:
-            table.wrong(key, f"machines of this cluster ({known[0]} ... {known[-1]}), not {one!r}")
+            table.wrong(key, f"machines of this cluster ({_few(known)}), not {one!r}")
     return tuple(chosen)
+
+
+def _few(machines: tuple[str, ...]) -> str:
+    """The names, or the first and the last of many."""
+    if len(machines) <= 12:
+        return ", ".join(machines)
+    return f"{', '.join(machines[:3])} ... {machines[-1]}"
 
 
 def _cost(table: Table) -> dict[str, Cost]:
     """`cost = 3`, or a table: `{ requests = 1, bytes = { mean = 9000, tail = 1.5 } }`."""
     value = table.value("cost", 1)
     if not isinstance(value, dict):
-        return {"requests": Cost(table.number("cost", 1.0, above=True))}
+        return {"requests": Cost(table.number("cost", 1.0, above=True, most=_MOST_COST))}
     table = table.table("cost")
     costs = {}
     for resource in value:
         if isinstance(value[resource], dict):
             one = table.table(resource)
             costs[resource] = Cost(
-                one.number("mean", above=True), one.number("tail", above=True, least=1.0)
+                one.number("mean", above=True, most=_MOST_COST),
+                one.number("tail", above=True, least=1.0, most=1e6),
             )
             one.done()
         else:
-            costs[resource] = Cost(table.number(resource))
+            costs[resource] = Cost(table.number(resource, most=_MOST_COST))
     if not costs:
         table.wrong("cost", "at least one resource")
     return costs
@@ -323,12 +389,12 @@ def _quality(table: Table, before: Quality) -> Quality:
     if kinds is not None:
         table.check("kinds", lambda _: set(kinds) <= set(KINDS), "some of " + ", ".join(KINDS))
     quality = Quality(
-        delay=table.number("delay", before.delay),
-        jitter=table.number("jitter", before.jitter),
+        delay=table.number("delay", before.delay, most=_MOST_SECONDS),
+        jitter=table.number("jitter", before.jitter, most=_MOST_SECONDS),
         loss=table.number("loss", before.loss, most=1.0),
         double=table.number("double", before.double, most=1.0),
         late=table.number("late", before.late, most=1.0),
-        late_slots=table.number("late_slots", before.late_slots),
+        late_slots=table.number("late_slots", before.late_slots, most=_MOST_SECONDS),
         kinds=before.kinds if kinds is None else frozenset(kinds),
     )
     table.done()
@@ -340,7 +406,7 @@ def _clocks(table: Table, known: tuple[str, ...]) -> Clocks:
     clocks = Clocks()
     for machine in _known(table, known):
         one = table.table(machine)
-        clocks.skew[machine] = one.number("skew", 0.0, least=-math.inf)
+        clocks.skew[machine] = one.number("skew", 0.0, least=-_MOST_SECONDS, most=_MOST_SECONDS)
         clocks.drift[machine] = one.number("drift", 0.0, least=-0.5, most=0.5)
         one.done()
     return clocks
@@ -361,27 +427,50 @@ _TAKES = {
 }
 
 
-def _faults(table: Table, known: tuple[str, ...]) -> list[Fault]:
+def _faults(
+    table: Table, nodes: tuple[str, ...], centrals: tuple[str, ...], seconds: float
+) -> list[Fault]:
     network = _quality(table.table("network"), Quality())
-    return [_fault(one, known, network) for one in table.tables("fault")]
+    faults = [_fault(one, nodes, centrals, network, seconds) for one in table.tables("fault")]
+    joining = sum(fault.nodes for fault in faults)
+    taken = {f"node-{len(nodes) + number}" for number in range(1, joining + 1)} & {
+        *nodes,
+        *centrals,
+    }
+    if taken:
+        name = sorted(taken)[0]
+        table.wrong("fault", f"names that are free for those who join: there is a {name!r}")
+    return faults
 
 
-def _fault(table: Table, known: tuple[str, ...], network: Quality) -> Fault:
+def _fault(
+    table: Table,
+    nodes: tuple[str, ...],
+    centrals: tuple[str, ...],
+    network: Quality,
+    seconds_in_all: float,
+) -> Fault:
+    known = (*nodes, *centrals)
     what = table.text("what", of=_TAKES)
-    at = table.number("at")
+    at = table.number("at", most=_MOST_SECONDS)
+    if at >= seconds_in_all:
+        table.wrong("at", f"before the end, {seconds_in_all:g} s")
     takes = _TAKES[what]
-    seconds = table.number("seconds", None, above=True) if "seconds" in takes else None
+    seconds = None
+    if "seconds" in takes:
+        seconds = table.number("seconds", None, above=True, most=_MOST_SECONDS)
+    able = nodes if what == "leave" else (*known, "leader")
     fault = Fault(
         at,
         what,
-        machines=_named(table, "machine", (*known, "leader")) if "machine" in takes else (),
+        machines=_named(table, "machine", able) if "machine" in takes else (),
         seconds=seconds,
         disk=table.flag("disk", True) if "disk" in takes else True,
         groups=_groups(table, known) if "groups" in takes else (),
         limits=_limits(table, "limit") if "limit" in takes else (),
-        by=table.number("by", least=-math.inf) if "by" in takes else 0.0,
+        by=table.number("by", least=-_MOST_SECONDS, most=_MOST_SECONDS) if "by" in takes else 0.0,
         nodes=table.whole("nodes", 1, least=1, most=1000) if "nodes" in takes else 0,
-        every=table.number("every", above=True) if "every" in takes else 0.0,
+        every=table.number("every", least=0.01, most=_MOST_SECONDS) if "every" in takes else 0.0,
     )
     if what == "network":
         changed = table.part("network", table.rest())

@@ -23,6 +23,7 @@ _ALWAYS = (
     "converged",
 )
 _WIDTH = 22
+_MOST_USERS = 20  # whose figures the table has; the JSON has all
 
 
 def worst(results: Sequence[Result]) -> Measures:
@@ -93,7 +94,36 @@ def plain(results: Mapping[str, Sequence[Result]]) -> str:
     for what, figures, expected, verdict in rows(results):
         cells = "".join(f"{text:>12}" for text in figures)
         lines.append(f"{what:{_WIDTH}}{cells}{expected:>12}  {verdict}".rstrip())
+    if first.users:
+        lines += ["", *_used(first)]
     return "\n".join(lines)
+
+
+def _used(result: Result) -> list[str]:
+    """What the limits would have done to those in the file, the worst first."""
+    users = result.users
+    of = f" of {len(users)}" if len(users) > _MOST_USERS else ""
+    lines = [
+        f"what the limits would have done ({result.system}), "
+        f"by lines refused{', the first ' + str(_MOST_USERS) if of else ''}{of}:",
+        f"{'user':{_WIDTH}}{'':>12}{'asked':>12}{'passed':>12}{'refused':>12}{'':>9}",
+    ]
+    for used in users[:_MOST_USERS]:
+        passed = used.requests - used.refused
+        name = f"{used.service}/{used.user}"
+        lines.append(_used_line(name, "lines", used.requests, passed))
+        lines += [
+            _used_line("", resource, asked, passed)
+            for resource, (asked, passed) in used.amounts.items()
+        ]
+    return lines
+
+
+def _used_line(name: str, what: str, asked: float, passed: float) -> str:
+    refused = asked - passed
+    part = 100.0 * refused / asked if asked else 0.0
+    amounts = "".join(f"{amount:>12.10g}" for amount in (asked, passed, refused))
+    return f"{name:{_WIDTH}}{what:>12}{amounts}{part:>7.1f} %"
 
 
 def markdown(results: Mapping[str, Mapping[str, Sequence[Result]]]) -> str:

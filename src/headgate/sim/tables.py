@@ -73,7 +73,7 @@ class Table:
         return (
             isinstance(value, int | float)
             and not isinstance(value, bool)
-            and math.isfinite(value)
+            and -math.inf < value < math.inf  # a whole number may be too large for a float
             and (least < value if above else least <= value)
             and value <= most
         )

@@ -309,6 +309,8 @@ class NodeState:
             windows = min(slot - self._slot, max(lived, 1))
             self._slot = slot
             self._begin = self._clock.begin(slot)
+            if self._hands.has(slot):
+                self._held = 0
         else:
             windows = max(lived - 1, 1)
             self._held += windows

@@ -81,11 +81,6 @@ class QuotasInHand:
         self._held = held
         self._prune()
 
-    def has(self, slot: int) -> bool:
-        """Whether a whole Quota for `slot` is there."""
-        hand = self._hands.get(slot)
-        return hand is not None and hand.whole is not None
-
     def go_back(self, slot: int) -> None:
         """It is `slot` now, though later ones have been: what was said of those is void."""
         self._hands = {at: hand for at, hand in self._hands.items() if at <= slot + _AHEAD}

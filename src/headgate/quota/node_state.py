@@ -308,9 +308,8 @@ class NodeState:
             # A clock that leaps ahead mints no credit for time that nobody lived.
             windows = min(slot - self._slot, max(lived, 1))
             self._slot = slot
+            self._held = 0
             self._begin = self._clock.begin(slot)
-            if self._hands.has(slot):
-                self._held = 0
         else:
             windows = max(lived - 1, 1)
             self._held += windows
@@ -383,11 +382,6 @@ class NodeState:
         was_told = self._clock.is_told
         self._clock.hint(quota.epoch, time=quota.time, received=now)
         self._retime(now, was_told=was_told)
-        if self._held and quota.slot >= self._slot:
-            # The leader's clock has been heard again: quotas are as old as it says.
-            self._held = 0
-            self._hands.turn(self._slot, 0)
-            self._generation += 1
         if self._hands.receive(quota):
             self._generation += 1
 

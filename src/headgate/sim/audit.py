@@ -20,6 +20,11 @@ only its own promises are counted. A promise counts until its node has reported 
 stopped or started anew, or is forgotten. When a late report comes, what spilled over the full
 bucket in its time is set against it. Amounts in a ledger have the precision of a 32-bit float;
 that much is forgiven.
+
+What was given out in the shadow, or made up for before anyone asked, is told when a node asks for
+it: by then a report may have shown that less is there. Such an answer is written down and not
+held against the central; the next assignment has to make up for it. Users without a limit are not
+counted by nodes: of who was free for a time, a node may report less than went through it.
 """
 
 import copy

@@ -9,7 +9,7 @@ import pytest
 from headgate.quota.central_state import CentralState
 from headgate.quota.ledger import Ledger
 from headgate.quota.node_state import NodeState
-from headgate.quota.protocol import Ack, Quota, Report
+from headgate.quota.protocol import Ack, Ask, Quota, Report
 from headgate.sim import systems
 from headgate.sim.audit import InvariantBroken
 from headgate.sim.runs import run
@@ -49,6 +49,16 @@ class Generous(CentralState):
 
     def tick(self, now: float) -> list[tuple[str, Quota]]:
         return [(node, _with_more(quota, 1.3)) for node, quota in super().tick(now)]
+
+
+class GenerousToAskers(CentralState):
+    """Gives a node that asks more than the ledger has promised it."""
+
+    def receive(self, now: float, message: Report | Ask) -> list[tuple[str, Ack | Quota]]:
+        return [
+            (node, _with_more(answer, 9.0) if isinstance(answer, Quota) else answer)
+            for node, answer in super().receive(now, message)
+        ]
 
 
 def _with_more(quota: Quota, factor: float) -> Quota:
@@ -137,6 +147,7 @@ class Loyal(NodeState):
     ("part", "mutant", "complaint"),
     [
         ("CentralState", Generous, "that are there"),
+        ("CentralState", GenerousToAskers, "that are there"),
         ("NodeState", Forgetful, "in hand"),
         ("NodeState", Modest, "went through it"),
         ("NodeState", Loyal, "follows epoch 1 though it has heard of epoch 2"),

@@ -20,6 +20,11 @@ only its own promises are counted. A promise counts until its node has reported 
 stopped or started anew, or is forgotten. When a late report comes, what spilled over the full
 bucket in its time is set against it. Amounts in a ledger have the precision of a 32-bit float;
 that much is forgiven.
+
+What was given out in the shadow, or made up for before anyone asked, is told when a node asks for
+it: by then a report may have shown that less is there. Such an answer is written down and not
+held against the central; the next assignment has to make up for it. Users without a limit are not
+counted by nodes: of who was free for a time, a node may report less than went through it.
 """
 
 import copy
@@ -106,7 +111,7 @@ class _Hand:
     slot: int = -1
     words: int = 0  # that have changed what is in hand: quotas, and another slot
     judged: dict[Cell, int] = field(default_factory=dict)  # after how many words
-    again: int = 0  # windows for which the slot was held, as the leader's clock went back
+    again: int = 0  # windows for which a slot was held, as the leader's clock went back
     taken: dict[Cell, float] = field(default_factory=dict)
     counted: dict[Cell, float] = field(default_factory=dict)  # has ended in this window
     bound: dict[Cell, float] = field(default_factory=dict)
@@ -439,6 +444,8 @@ class Audit:
             return
         hand.epoch = message.epoch
         hand.words += 1
+        if message.slot >= hand.slot:
+            hand.again = 0
         known = hand.slots.setdefault(message.slot, {"wholes": 0, "users": {}, "newcomers": {}})
         known["wholes"] += message.whole
         for service, part in message.services.items():
@@ -530,7 +537,6 @@ class Audit:
         slot, window = machine.process.slot_and_window(now)
         if slot != hand.slot:
             hand.slot = slot
-            hand.again = 0
             hand.words += 1
         else:
             hand.again += window - hand.window
@@ -561,8 +567,11 @@ class Audit:
                 share = shares.get(resource)
                 if not shares or share is None:
                     return math.inf  # free, or this resource is
-                is_leased = slot + hand.again - known_slot <= _LEASE
-                most = max(most, share.amount if is_leased else max(share.safe, unit))
+                if slot - known_slot <= _LEASE:
+                    most = max(most, share.amount)
+                # After its clock went back, a node may wait for the leader's word to be sure.
+                if slot + hand.again - known_slot > _LEASE:
+                    most = max(most, share.safe, unit)
             # A whole quota that came later may not name him any more.
             if most == -math.inf or known["wholes"] > sum(whole for _, whole in named):
                 for newcomers in known["newcomers"].get(service, ()):

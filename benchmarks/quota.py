@@ -103,7 +103,7 @@ class Overloaded:
         self.slot += 1
         for node, lines in zip(NODES, reports, strict=True):
             self.book.deduct(self.book.record(node, self.slot, lines, is_known=True))
-            self._nodes.set_reported(node, self.slot)
+            self._nodes.add(node, self.slot)
 
     def assign(self) -> None:
         self.book.assign(self.slot + 1)

@@ -139,5 +139,5 @@ def test_a_central_that_has_gone_back_to_a_snapshot_says_how_far_it_is() -> None
 
 def test_its_repr_says_how_it_stands() -> None:
     assert repr(central(epoch=3)) == (
-        "CentralState(c1, active, epoch=3, Ledger(services=[], nodes=0, cells=0))"
+        "CentralState(c1, active, epoch=3, Ledger(services=['front'], nodes=0, cells=0))"
     )

@@ -14,7 +14,7 @@ cdef struct Out:
 
 cdef class Book:
     cdef Nodes nodes
-    cdef readonly object rule
+    cdef object rule
     cdef int kind
     cdef Bucket *buckets
     cdef Py_ssize_t count, room

@@ -6,14 +6,13 @@ from headgate.quota._nodes import Nodes
 from headgate.quota._usage import Usage
 from headgate.quota.protocol import Line
 
-__all__ = ["CELL_SIZE", "Book"]
+__all__ = ["CELL_SIZE", "MISSED_SLOTS", "Book"]
 
 CELL_SIZE: int
+MISSED_SLOTS: int
 
 @disjoint_base
 class Book:
-    @property
-    def rule(self) -> object: ...
     @property
     def cells(self) -> int: ...
     @property

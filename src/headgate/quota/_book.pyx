@@ -55,7 +55,7 @@ from headgate.quota._nodes cimport Nodes
 from headgate.quota._split cimport Wish, classic, fair
 from headgate.quota._usage cimport Sums, Usage
 
-__all__ = ["CELL_SIZE", "Book"]
+__all__ = ["CELL_SIZE", "MISSED_SLOTS", "Book"]
 
 cdef extern from *:
     """
@@ -86,6 +86,7 @@ cdef enum:
     GIVEN = 2
 
 CELL_SIZE = sizeof(Cell)
+MISSED_SLOTS = GONE_SLOTS
 cdef double MOST = 1e18  # no total is larger
 
 

@@ -64,9 +64,6 @@ cdef class Nodes:
         found = self.numbers.get(node_id)
         return -1 if found is None else <int> found
 
-    def set_reported(self, str node_id not None, long long slot):
-        self.reported[<int> self.numbers[node_id]] = slot
-
     def reported_of(self, str node_id not None):
         return self.reported[<int> self.numbers[node_id]]
 
@@ -86,6 +83,3 @@ cdef class Nodes:
 
     def __len__(self):
         return len(self.numbers)
-
-    def __iter__(self):
-        return iter(self.numbers)

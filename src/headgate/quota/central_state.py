@@ -76,6 +76,7 @@ class CentralState:
             raise ValueError(f"epoch must be above {self.epoch}, got {epoch!r}")
         self.leads = True
         self.epoch = epoch
+        self.ledger.begin(self.slot(now))  # what time it is, is for us to say now
 
     def follow(self, now: float, epoch: int | None = None) -> None:
         """Be silent: another one leads, in `epoch` if it is known, or none."""
@@ -125,8 +126,8 @@ class CentralState:
         if slot <= self._assigned:
             return []
         self._assigned = slot
-        if not self.ledger.has_nodes:
-            return []  # nor is it known yet whose clock this is
+        if not self.leads and not self.ledger.has_nodes:
+            return []  # it is not known yet what time it is at the leader
         self.ledger.assign(slot)
         if not self.leads:
             return []

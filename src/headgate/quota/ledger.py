@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar
 
 from headgate.errors import ConfigError, ProtocolError
-from headgate.quota._book import Book
+from headgate.quota._book import MISSED_SLOTS, Book
 from headgate.quota._nodes import Nodes
 from headgate.quota.entries import Entry
 from headgate.quota.limits_table import LimitsTable
@@ -44,7 +44,6 @@ _MOST_PAST_SLOTS = 3600
 # A node that nobody has heard of for so long is forgotten, a few of them in each slot.
 _FORGET_NODE_SLOTS = 300
 _FORGET_NODES_AT_ONCE = 4
-_GONE_SLOTS = 3  # so many slots behind, a node has missed two reports
 # How many nodes there are is a guess in the first slots.
 _COLD_SLOTS = 2
 _COLD_NODES = 16
@@ -119,8 +118,8 @@ class Ledger:
         """Of the limits. Centrals with the same limits say the same."""
         return self._table.version
 
-    def _begin(self, slot: int) -> None:
-        """Everything that is not known from before begins in the first slot we hear of."""
+    def begin(self, slot: int) -> None:
+        """It is `slot` now. Everything that is not known from before begins in the first one."""
         if self._first is not None:
             if slot < self._assigned - _CATCH_UP_SLOTS:
                 self._rebase(slot)
@@ -187,7 +186,7 @@ class Ledger:
 
         False: it was known already, or it takes for granted what is not booked here.
         """
-        self._begin(slot)
+        self.begin(slot)
         if not 0 <= report.since <= report.sequence < _LARGEST_NUMBER:
             raise ProtocolError(
                 f"node {report.node!r} sends report {report.sequence!r} since {report.since!r}, "
@@ -217,7 +216,7 @@ class Ledger:
                 report.boot, report.sequence, reported, slot
             )
         known.slot = max(known.slot, reported)
-        self._nodes.add(report.node, slot - _GONE_SLOTS if report.leaving else known.slot)
+        self._nodes.add(report.node, slot - MISSED_SLOTS if report.leaving else known.slot)
         self._note_reported(reported, report.node)
         for name, users in report.lines.items():
             if name in self._books:
@@ -254,7 +253,7 @@ class Ledger:
 
         `slot` is ours: such a node lives by a clock of its own. False: it was known already.
         """
-        self._begin(slot)
+        self.begin(slot)
         if sent_in > slot + _CLASSIC_REPORTS:
             raise ProtocolError(
                 f"node {node!r} reports in slot {sent_in!r}, expected at most {_CLASSIC_REPORTS} "
@@ -307,7 +306,7 @@ class Ledger:
         Slots that were missed are made up for, as far as their promises may still be in use:
         nodes go on with what they had.
         """
-        self._begin(slot)
+        self.begin(slot)
         self._change_limits(slot)
         self._assign_up_to(slot)
         self._forget_nodes(slot)
@@ -349,7 +348,7 @@ class Ledger:
         answer: dict[int, dict[str, ServiceQuota]] = {}
         if not self.is_live(ask.node, slot):
             return answer
-        self._begin(slot)
+        self.begin(slot)
         self._assign_up_to(slot - 1)
         count = self.nodes(slot)
         for name, users in ask.users.items():
@@ -412,7 +411,7 @@ class Ledger:
             raise ConfigError(f"the snapshot makes no sense: {error!r}") from error
 
     def _take_up(self, head: dict[str, Any], books: dict[str, BookDump]) -> None:
-        self._begin(head["first"])
+        self.begin(head["first"])
         self._table.took_effect(head["since"])
         self._assigned = head["assigned"]
         numbers: dict[int, int] = {}
@@ -436,7 +435,7 @@ class Ledger:
         return max(_COLD_NODES if is_cold else 1, self._live)
 
     def is_live(self, node: str, slot: int) -> bool:
-        return node in self._nodes and slot - self._nodes.reported_of(node) < _GONE_SLOTS
+        return node in self._nodes and slot - self._nodes.reported_of(node) < MISSED_SLOTS
 
     def live_nodes(self, slot: int) -> list[str]:
         """The nodes that have not missed more reports than may happen."""

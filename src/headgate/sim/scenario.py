@@ -20,7 +20,7 @@ from headgate.errors import ConfigError
 from headgate.quota.entries import Entry
 from headgate.sim.measures import GOALS
 from headgate.sim.network import KINDS, Quality
-from headgate.sim.tables import Table
+from headgate.sim.toml_table import Table
 from headgate.sim.traffic import Cost, Rate, Spread, Traffic
 
 __all__ = [

@@ -34,7 +34,7 @@ from headgate.limits import (
     limited,
     parse_limits,
 )
-from headgate.quota import Ledger, Service, Throttled
+from headgate.quota import Ledger, Node, Service, Throttled
 
 __all__ = [
     "AdaptiveConcurrency",
@@ -50,6 +50,7 @@ __all__ = [
     "Ledger",
     "Limit",
     "ManualClock",
+    "Node",
     "ProtocolError",
     "RateLimited",
     "RateLimiter",

@@ -11,6 +11,7 @@ from headgate.quota._usage import Usage
 from headgate.quota.central_state import CentralState
 from headgate.quota.entries import Entry, read_entries
 from headgate.quota.ledger import Ledger
+from headgate.quota.node import Node
 from headgate.quota.node_state import NodeState, NodeStatus
 from headgate.quota.service import BucketService, Service, installed_services
 from headgate.quota.throttled import Throttled
@@ -21,6 +22,7 @@ __all__ = [
     "CentralState",
     "Entry",
     "Ledger",
+    "Node",
     "NodeState",
     "NodeStatus",
     "Service",

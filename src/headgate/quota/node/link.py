@@ -48,6 +48,8 @@ MOST_ASKS = 64
 DENIED, BAD_FRAME, TOO_BIG, REPLACED = 1008, 1007, 1009, 4001
 FOR_GOOD = (DENIED, BAD_FRAME, TOO_BIG, REPLACED)
 
+_BOUNDS = Bounds()
+
 log = logging.getLogger("headgate.quota.node")
 
 
@@ -58,7 +60,7 @@ class LinkOptions:
     token: str | None
     slot_seconds: float
     tls: ssl.SSLContext | None
-    bounds: Bounds = Bounds()
+    bounds: Bounds = _BOUNDS
 
 
 class _Refused(Exception):

@@ -12,8 +12,9 @@ together; who can have it alone is the last one.
     drop       give up all of it
 
 Rules: a forked child shares its parent's locks and would keep them alive after the parent's
-death, so it drops its copy before anything else, which ends nothing for the parent. The file holds the process id of the one that reports, for people to read; it is
-never removed, because a lock on a file that has lost its name excludes nobody.
+death, so it drops its copy before anything else, which ends nothing for the parent. The file
+holds the process id of the one that reports, for people to read; it is never removed, because a
+lock on a file that has lost its name excludes nobody.
 """
 
 import contextlib

@@ -11,6 +11,8 @@ from headgate.quota.node_state import NodeStatus
 
 __all__ = ["CentralStanding", "EndNodeStatus", "QuotaStanding", "prometheus_text", "users_by_state"]
 
+_Rows = list[tuple[dict[str, str], float]]  # labels and a value
+
 
 @dataclass(slots=True)
 class CentralStanding:
@@ -79,7 +81,9 @@ def prometheus_text(status: EndNodeStatus) -> str:
     """The status in the text format of Prometheus."""
     lines: list[str] = []
 
-    def family(name: str, kind: str, help_text: str, rows: list[tuple[dict[str, str], float]]) -> None:
+    def family(
+        name: str, kind: str, help_text: str, rows: list[tuple[dict[str, str], float]]
+    ) -> None:
         if not rows:
             return
         name = f"headgate_node_{name}"
@@ -89,31 +93,43 @@ def prometheus_text(status: EndNodeStatus) -> str:
 
     me = {"node": status.node_id}
     family(
-        "reporting", "gauge", "1 in the worker that talks to the centrals",
+        "reporting",
+        "gauge",
+        "1 in the worker that talks to the centrals",
         [(me, float(status.is_reporting))],
     )
     quota = status.quota
     if quota is not None:
         states = quota.total_seconds
         family(
-            "quota_state", "gauge", "1 for the state that the quota is in",
+            "quota_state",
+            "gauge",
+            "1 for the state that the quota is in",
             [(me | {"state": state}, float(state == quota.state)) for state in states],
         )
         family(
-            "quota_state_seconds_total", "counter", "Time that the quota was in each state",
+            "quota_state_seconds_total",
+            "counter",
+            "Time that the quota was in each state",
             [(me | {"state": state}, seconds) for state, seconds in states.items()],
         )
         family(
-            "leader_epoch", "gauge", "Epoch of the leader that is followed, -1 without one",
+            "leader_epoch",
+            "gauge",
+            "Epoch of the leader that is followed, -1 without one",
             [(me, float(status.epoch))],
         )
     if status.quota_age is not None:
         family(
-            "quota_age_slots", "gauge", "Age of the newest quota: 0 is fresh",
+            "quota_age_slots",
+            "gauge",
+            "Age of the newest quota: 0 is fresh",
             [(me, float(status.quota_age))],
         )
     family(
-        "users", "gauge", "Users that are known, by what they have in hand",
+        "users",
+        "gauge",
+        "Users that are known, by what they have in hand",
         [
             (me | {"service": service, "state": state}, float(count))
             for service, states in status.users.items()
@@ -121,12 +137,16 @@ def prometheus_text(status: EndNodeStatus) -> str:
         ],
     )
     family(
-        "unacknowledged_lines", "gauge", "Totals that a central has still to book",
+        "unacknowledged_lines",
+        "gauge",
+        "Totals that a central has still to book",
         [(me | {"central": central}, float(n)) for central, n in status.unacknowledged.items()],
     )
     for name, kind, help_text in _OF_CENTRALS:
         family(
-            name, kind, help_text,
+            name,
+            kind,
+            help_text,
             [
                 (me | {"central": one.central}, float(getattr(one, _ATTRIBUTES.get(name, name))))
                 for one in status.centrals

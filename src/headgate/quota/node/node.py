@@ -22,7 +22,6 @@ import asyncio
 import logging
 import os
 import re
-import ssl
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -36,6 +35,8 @@ from headgate.quota.node.addresses import central_urls
 from headgate.quota.node.standing import EndNodeStatus, prometheus_text
 
 if TYPE_CHECKING:
+    import ssl
+
     from headgate.quota.node.reporting import Reporting
 
 __all__ = ["Node"]
@@ -200,11 +201,13 @@ def _start_in_child(node: "weakref.ref[Node]") -> Callable[[], None]:
 
 def _tls(
     centrals: tuple[str, ...], ca_file: str | os.PathLike[str] | None
-) -> ssl.SSLContext | None:
+) -> "ssl.SSLContext | None":
     if not any(url.startswith("wss:") for url in centrals):
         if ca_file is not None:
             raise ValueError(f"ca_file is for wss:// centrals, got {list(centrals)}")
         return None
+    import ssl  # takes as long to import as all the rest
+
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:

@@ -1,0 +1,144 @@
+"""The running server of a central: one port, the websockets and the HTTP API behind it, the clock.
+
+`uvicorn` and `starlette` are needed from here on, and only from here on: whoever imports
+`headgate` for a node or a limiter does not need them.
+"""
+
+import asyncio
+import contextlib
+import functools
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any, cast
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headgate.errors import ConfigError, Unavailable
+from headgate.quota.central import api
+from headgate.quota.central.front_door import FrontDoor, Hall
+from headgate.quota.central.node_socket import NodeSocket
+from headgate.quota.central.pulse import Pulse
+from headgate.quota.central.state_file import StateFile
+from headgate.quota.central.switchboard import Switchboard
+from headgate.quota.central.tokens import Tokens
+
+__all__ = ["Server"]
+
+_STOP_SECONDS = 5
+
+
+class Server:
+    """Listens for one `Switchboard`."""
+
+    def __init__(
+        self,
+        board: Switchboard,
+        state_file: StateFile | None,
+        *,
+        host: str,
+        port: int,
+        tls_cert: str | None,
+        tls_key: str | None,
+    ) -> None:
+        self._hall = Hall()
+        self._pulse = Pulse(board, state_file, self._hall.tend)
+        self._host = host
+        self._port = port
+        self._sockets: list[socket.socket] = []
+        self._main: asyncio.Task[None] | None = None
+        make_socket = functools.partial(
+            NodeSocket,
+            board.open_session,
+            board.receiving,
+            board.refused,
+            board.bounds.frame_bytes,
+        )
+        config = uvicorn.Config(
+            _AdminOnly(api.application(board), board.tokens),
+            http=cast("type[asyncio.Protocol]", functools.partial(FrontDoor, self._hall)),
+            ws=cast("type[asyncio.Protocol]", make_socket),
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+        )
+        config.load()
+        if tls_cert is not None:
+            config.ssl = _tls(tls_cert, tls_key)
+        self._uvicorn = uvicorn.Server(config)
+        self._uvicorn.lifespan = config.lifespan_class(config)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; the real one, if it was to take any."""
+        return int(self._sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        self._sockets = list(_listen(self._host, self._port))
+        await self._uvicorn.startup(sockets=self._sockets)
+        self._main = asyncio.create_task(self._uvicorn.main_loop())
+        self._pulse.start()
+
+    async def close(self) -> None:
+        """Stop accepting, answer what has come in, write the state, and tell the nodes."""
+        for server in self._uvicorn.servers:
+            server.close()
+        # What has arrived is read and answered in the next rounds of the loop.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await self._pulse.stop()
+        self._uvicorn.should_exit = True
+        if self._main is not None:
+            await self._main
+        await self._uvicorn.shutdown(sockets=self._sockets)
+
+
+class _AdminOnly:
+    """Lets through to the HTTP API who shows the admin token; /healthz is for everyone."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/healthz" or self._tokens.allows("admin", _authorization(scope)):
+            await self._app(scope, receive, send)
+        else:
+            response = api.refusal(401, "Denied", "denied: expected Authorization: Bearer TOKEN")
+            await response(scope, receive, send)
+
+
+def _authorization(scope: dict[str, Any] | Any) -> str | None:
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    return values[0].decode("latin-1") if len(values) == 1 else None
+
+
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, address = found[0]
+        listener = socket.create_server(
+            cast("tuple[str, int]", address[:2]), family=family, backlog=2048
+        )
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {host}:{port}: {error}") from None
+    listener.setblocking(False)
+    yield listener
+
+
+def _tls(cert: str, key: str | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the certificate {cert} and the key {key} cannot be used: {error}"
+        ) from None
+    return context

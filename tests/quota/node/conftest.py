@@ -15,18 +15,13 @@ from headgate.quota.wire import SUBPROTOCOL, CentralWire
 
 
 class SmallCentral:
-    """One central that leads. `refuse` is (code, reason) for all who come, or None."""
+    """One central that leads; it can be gone at once, and come back having forgotten all."""
 
-    def __init__(self, entries: list[Entry], *, slot_seconds: float = 1.0, port: int = 0) -> None:
-        self.refuse: tuple[int, str] | None = None
-        self.is_mute = False
-        self.headers: list[dict[str, str]] = []
+    def __init__(self, entries: list[Entry]) -> None:
         self.reports: list[Report] = []
-        self.asks = 0
-        self.port = port
+        self.port = 0
         self.state: CentralState | None = None
         self._entries = entries
-        self._slot_seconds = slot_seconds
         self._epoch = 0
         self._wires: dict[ServerConnection, CentralWire] = {}
         self._nodes: dict[str, ServerConnection] = {}
@@ -68,8 +63,7 @@ class SmallCentral:
     async def _serve(self, ready: threading.Event) -> None:
         self._stopped = asyncio.Event()
         now = time.monotonic()
-        ledger = Ledger(slot_seconds=self._slot_seconds)
-        ledger.set_limits(self._entries)
+        ledger = Ledger(self._entries)
         self.state = CentralState("small", ledger, now=now, wall=time.time())
         self._epoch += 1
         self.state.lead(now, self._epoch)
@@ -93,9 +87,8 @@ class SmallCentral:
     async def _tick(self) -> None:
         while True:
             now = time.monotonic()
-            if not self.is_mute:
-                for node, quota in self.state.tick(now):
-                    await self._send(node, quota)
+            for node, quota in self.state.tick(now):
+                await self._send(node, quota)
             await asyncio.sleep(0.01)
 
     async def _send(self, node: str, message: Ack | Quota) -> None:
@@ -107,10 +100,6 @@ class SmallCentral:
                 self._nodes.pop(node, None)
 
     async def _talk(self, connection: ServerConnection) -> None:
-        self.headers.append(dict(connection.request.headers.raw_items()))
-        if self.refuse is not None:
-            await connection.close(*self.refuse)
-            return
         wire = self._wires[connection] = CentralWire(self.state.ledger)
         try:
             async for frame in connection:
@@ -118,11 +107,8 @@ class SmallCentral:
                 self._nodes[message.node] = connection
                 if isinstance(message, Report):
                     self.reports.append(message)
-                else:
-                    self.asks += 1
-                if not self.is_mute:
-                    for node, answer in self.state.receive(time.monotonic(), message):
-                        await self._send(node, answer)
+                for node, answer in self.state.receive(time.monotonic(), message):
+                    await self._send(node, answer)
         except ConnectionClosed:
             pass
         finally:
@@ -133,7 +119,7 @@ class SmallCentral:
 def make_central() -> Iterator[Callable[..., SmallCentral]]:
     made: list[SmallCentral] = []
 
-    def make(*entries: Entry, **options: float) -> SmallCentral:
+    def make(*entries: Entry) -> SmallCentral:
         central = SmallCentral(list(entries) or [Entry("front", "ann", rates={"requests": 50.0})])
         central.start()
         made.append(central)

@@ -19,16 +19,23 @@ HEALTHY = 60.0
 class Backoff:
     """`chance` gives numbers from 0 to 1: where in its range a wait lies."""
 
-    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        *,
+        shortest: float = SHORTEST,
+        longest: float = LONGEST,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._shortest = self._next = shortest
+        self._longest = longest
         self._chance = chance
-        self._next = SHORTEST
 
     def failed(self, *, lasted: float = 0.0, is_refused: bool = False) -> float:
         """The wait after a failure, or after the end of a connection that has `lasted` so long."""
         if lasted >= HEALTHY:
-            self._next = SHORTEST
-        wait = LONGEST if is_refused else self._next
-        self._next = min(wait * 2.0, LONGEST)
+            self._next = self._shortest
+        wait = self._longest if is_refused else self._next
+        self._next = min(wait * 2.0, self._longest)
         return wait * (0.5 + 0.5 * self._chance())
 
     def __repr__(self) -> str:

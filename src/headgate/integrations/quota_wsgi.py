@@ -6,8 +6,9 @@
   it, too, in the thread of the request, while the application runs and while its answer is made.
 - Bytes are counted as they pass: read from `wsgi.input`, and of the pieces of the answer. So a
   server's `file_wrapper` is taken piece by piece, too.
-- Booked when the answer is closed or has ended or failed, or when the application raises. An
-  answer that is a plain list has ended when it is returned, and goes on untouched.
+- Booked when the answer is closed, as every server does whatever became of it, or when the
+  application raises. An answer that is a plain list has ended when it is returned, and goes on
+  untouched.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -157,9 +158,6 @@ class _CountedPieces:
             if self._iterator is None:
                 self._iterator = iter(self._pieces)
             piece = next(self._iterator)
-        except BaseException:  # the end, too
-            self._meter.finish()
-            raise
         finally:
             running.reset(token)
         self._meter.down += len(piece)
@@ -174,3 +172,6 @@ class _CountedPieces:
         finally:
             running.reset(token)
             self._meter.finish()
+
+    def __del__(self) -> None:
+        self._meter.finish()  # of a server that does not close what it has read

@@ -88,7 +88,7 @@ async def running(link: Link) -> AsyncIterator[Link]:
 
 async def until(holds: Callable[[], object], seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 (whatever it is that it waits for)
             await asyncio.sleep(0.002)
 
 

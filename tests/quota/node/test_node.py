@@ -197,9 +197,7 @@ def test_a_node_is_of_use_in_an_event_loop(
 
     async def story() -> None:
         async with make_node(central) as node:
-            async with asyncio.timeout(5):
-                while not is_connected(node):
-                    await asyncio.sleep(0.005)
+            await asyncio.to_thread(wait_until, lambda: is_connected(node))
             assert node.allows("front", "ann")
 
     asyncio.run(story())

@@ -31,7 +31,16 @@ def test_centrals_are_urls(given: str | list[str], urls: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize(
     "given",
-    ["", "127.0.0.1:7411", "redis://x", "ws://", "ws://a:99999", "ws://me:secret@a", "ws://a?b", []],
+    [
+        "",
+        "127.0.0.1:7411",
+        "redis://x",
+        "ws://",
+        "ws://a:99999",
+        "ws://me:secret@a",
+        "ws://a?b",
+        [],
+    ],
 )
 def test_what_is_no_central_is_refused_by_name(given: object) -> None:
     with pytest.raises(ValueError, match="central") as refused:

@@ -59,8 +59,8 @@ def serve(arguments: argparse.Namespace) -> int:
     with listener:
         host, port = listener.getsockname()[:2]
         try:
-            node = _node(arguments, port)
             user = _user(arguments)
+            node = _node(arguments, port)
         except (ConfigError, ValueError) as error:
             arguments.parser.error(str(error))
         app = QuotaASGIMiddleware(proxy, node, service=arguments.service, user=user)
@@ -132,15 +132,16 @@ async def _serve(
         timeout_graceful_shutdown=GRACE,
     )
     server = uvicorn.Server(config)
-    # uvicorn stops on these signals and then raises them again, for whoever it took them from.
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # Before uvicorn takes the signals itself; and after, when it raises them once more for whoever
+    # had them, so that they do not end us before the node has said good-bye.
     for number in SIGNALS:
-        signal.signal(number, _nothing_more)
+        signal.signal(number, stop)
     async with node, proxy:
         await server.serve(sockets=[listener])
-
-
-def _nothing_more(number: int, frame: FrameType | None) -> None:
-    """The signal has done its work."""
 
 
 class _Workers:

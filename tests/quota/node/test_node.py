@@ -230,6 +230,11 @@ def test_its_verbs_are_the_hosts_own() -> None:
     ("options", "error", "message"),
     [
         ({"services": "front"}, TypeError, "services takes several names"),
+        ({"services": []}, ValueError, "services must name one or more"),
+        ({"services": ["x" * 51]}, ValueError, "a service must have 1 to 50 bytes"),
+        ({"node_id": ""}, ValueError, "node_id must have 1 to 200 bytes"),
+        ({"node_id": "\udc80"}, ValueError, "node_id must be text that has UTF-8"),
+        ({"node_id": 7}, TypeError, "node_id must be a str, got 7"),
         ({"token": "two words"}, ValueError, "token must be"),
         ({"slot_seconds": 0.0}, ValueError, "slot_seconds"),
         ({"ca_file": "ca.pem"}, ValueError, "ca_file is for wss://"),

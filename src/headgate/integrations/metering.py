@@ -175,7 +175,8 @@ class QuotaGate:
             service = self._find_service(request)
         user = self._find_user(request)
         if user is not None:
-            user = _name(user)
+            if not (isinstance(user, str) and user.isascii() and 0 < len(user) <= _LONGEST):
+                user = _name(user)
             expect = None if self._expect is None else self._expect(request)
             try:
                 self._throttle(service, user, expect)
@@ -241,8 +242,7 @@ def _name(user: str) -> str:
     """A user's name as the centrals take it: of more than 200 bytes, a digest."""
     if not isinstance(user, str):
         raise TypeError(f"the user of a request must be a str or None, got {user!r}")
-    if len(user) * 4 > _LONGEST:
-        user = str(bounded(user))
+    user = str(bounded(user))
     if not user:
         raise ValueError("the user of a request must not be empty; None is one without a limit")
     if not user.isascii():

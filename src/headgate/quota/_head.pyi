@@ -2,6 +2,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
+__all__ = ["Head"]
+
 @final
 class Head:
     @property

@@ -121,20 +121,23 @@ def parse_rates(words: Sequence[str]) -> dict[str, float]:
 
 
 def read_admin_token(path: str) -> str:
-    """The admin token of a token file: `admin = "..."` in TOML, or one bare line for both."""
+    """The admin token of a central's token file: `admin = "..."` in TOML, or one bare line."""
     try:
-        text = Path(path).read_text(encoding="utf-8").strip()
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the token file cannot be read: {error}") from None
-    if text and "=" not in text and "\n" not in text:
-        return text
+        raise ConfigError(f"the token file {path} cannot be read: {error}") from None
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if len(lines) == 1 and "=" not in lines[0].rstrip("="):  # base64 may end with it
+        return lines[0]
     try:
         token = tomllib.loads(text).get("admin")
-    except tomllib.TOMLDecodeError:
-        # A bare token may have "=" in it. What stands there is a secret: no message repeats it.
-        token = text if "\n" not in text and " " not in text else None
+    except (ValueError, RecursionError):
+        token = None  # without what the parser says: it would show a part of the secret
     if not isinstance(token, str) or not token:
-        raise ConfigError(f'{path}: expected admin = "TOKEN", or one line with the token')
+        raise ConfigError(
+            f'the token file {path} must have admin = "TOKEN", or one line with the token'
+        )
     return token
 
 

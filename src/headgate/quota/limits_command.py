@@ -27,16 +27,17 @@ class CentralClient:
     """Asks one central. `Unavailable` when it does not answer, `ConfigError` when it refuses."""
 
     def __init__(self, url: str, *, token: str | None = None, ca: str | None = None) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ConfigError(f"--url must be like http://127.0.0.1:7411, got {url!r}")
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ConfigError("the token must be one line of printable ASCII")
         try:
-            port = parts.port
             self._tls = ssl.create_default_context(cafile=ca) if parts.scheme == "https" else None
-        except ValueError:
-            raise ConfigError(f"--url must be like http://127.0.0.1:7411, got {url!r}") from None
         except OSError as error:
             raise ConfigError(f"--ca {ca}: {error}") from None
         self._url = url

@@ -22,6 +22,7 @@ from typing import TypeVar
 from headgate.errors import ConfigError
 from headgate.quota.entries import Entry, read_tables
 from headgate.quota.ledger import Ledger
+from headgate.quota.limits_table import LimitsTable
 from headgate.quota.sources import LimitsSource
 
 __all__ = ["LimitsKeeper", "Reading"]
@@ -47,6 +48,7 @@ class Reading:
     entries: list[Entry] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     error: str | None = None
+    table: LimitsTable | None = None
 
 
 class LimitsKeeper:
@@ -105,6 +107,7 @@ class LimitsKeeper:
         entries: list[Entry] = []
         complaints: list[str] = []
         failure = None
+        table = None
         # No stamp goes with an error: what was wrong need not show in a stamp when it is mended.
         stamp: object = object()
         try:
@@ -115,6 +118,7 @@ class LimitsKeeper:
             loaded, complaints = self.source.load()
             entries, doubles = read_tables(loaded)
             complaints = complaints + doubles
+            table = self._ledger.prepare(entries)
             stamp = current
         except ConfigError as error:
             failure = str(error)
@@ -129,6 +133,7 @@ class LimitsKeeper:
             known if entries == known else entries,
             complaints,
             failure,
+            table,
         )
 
     # On the loop
@@ -156,7 +161,7 @@ class LimitsKeeper:
         self.complaints = reading.complaints
         if reading.entries is self.entries and not is_first:
             return False
-        self._ledger.set_limits(reading.entries)
+        self._ledger.set_limits(reading.entries if reading.table is None else reading.table)
         self.entries = reading.entries
         _logger.info("%d limits from %s", len(self.entries), self.source.name)
         return True

@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
-    _add_simulate(commands)
     _add_limits(commands)
+    _add_simulate(commands)
     arguments = parser.parse_args(argv)
     code: int = arguments.run(arguments, clock or SystemClock())
     return code

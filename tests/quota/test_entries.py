@@ -43,7 +43,11 @@ def test_an_empty_file_has_no_entries() -> None:
         ('service = ""\nuser = "a"\nreads = 1', "service must be a name that is not empty, got ''"),
         ('service = "s"\nuser = 7\nreads = 1', "user must be a name that is not empty, got 7"),
         ('service = "s"\nuser = "a\\u0007"\nreads = 1', "no control characters, got 'a\\x07'"),
-        (f'service = "s"\nuser = "{"a" * 257}"\nreads = 1', "at most 256 characters, got 257"),
+        (f'service = "s"\nuser = "{"a" * 257}"\nreads = 1', "at most 200 bytes of UTF-8, got 257"),
+        (
+            f'service = "{"é" * 26}"\nuser = "a"\nreads = 1',
+            "service must have at most 50 bytes of UTF-8, got 52",
+        ),
         ('service = "s"\nuser = "a"', "at least one resource, got none"),
         (
             'service = "s"\nuser = "a"\nreads = -1',

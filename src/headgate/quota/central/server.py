@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import contextlib
 import functools
 import socket
 import ssl
@@ -56,8 +55,11 @@ class Server:
             board.refused,
             board.bounds.frame_bytes,
         )
+        application = Starlette(
+            routes=api.routes(board), exception_handlers=api.exception_handlers()
+        )
         config = uvicorn.Config(
-            _AdminOnly(api.application(board), board.tokens),
+            _AdminOnly(application, board.tokens),
             http=cast("type[asyncio.Protocol]", functools.partial(FrontDoor, self._hall)),
             ws=cast("type[asyncio.Protocol]", make_socket),
             lifespan="off",
@@ -108,7 +110,8 @@ class _AdminOnly:
         if scope["path"] == "/healthz" or self._tokens.allows("admin", _authorization(scope)):
             await self._app(scope, receive, send)
         else:
-            response = api.refusal(401, "Denied", "denied: expected Authorization: Bearer TOKEN")
+            why = "denied: the admin token is needed: Authorization: Bearer TOKEN"
+            response = api.refusal(401, "Denied", why, {"WWW-Authenticate": "Bearer"})
             await response(scope, receive, send)
 
 

@@ -122,9 +122,7 @@ def _authorization(scope: dict[str, Any] | Any) -> str | None:
 
 def _listen(host: str, port: int) -> Iterator[socket.socket]:
     try:
-        found = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         listener = socket.create_server(
             cast("tuple[str, int]", address[:2]), family=family, backlog=2048

@@ -186,6 +186,10 @@ class NodeSocket(asyncio.Protocol):
         self._end()
         self._linger()
 
+    @property
+    def is_busy(self) -> bool:
+        return self._has_turn
+
     def tend(self, now: float, patience: float) -> None:
         """Look after it, about once a second: who does not answer or does not read is let go."""
         if self._is_ending:

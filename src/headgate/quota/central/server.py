@@ -27,6 +27,8 @@ from headgate.quota.central.tokens import Tokens
 __all__ = ["Server"]
 
 _STOP_SECONDS = 5
+_ANSWER_SECONDS = 1.0
+_ROUNDS = 3
 
 
 class Server:
@@ -42,6 +44,7 @@ class Server:
         tls_cert: str | None,
         tls_key: str | None,
     ) -> None:
+        self._board = board
         self._hall = Hall()
         self._pulse = Pulse(board, state_file, self._hall.tend)
         self._host = host
@@ -65,6 +68,7 @@ class Server:
             lifespan="off",
             access_log=False,
             log_config=None,
+            log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
@@ -86,17 +90,29 @@ class Server:
         self._pulse.start()
 
     async def close(self) -> None:
-        """Stop accepting, answer what has come in, write the state, and tell the nodes."""
+        """Stop accepting, answer what has come in, tell the nodes, and write the state.
+
+        The nodes are told before the state is written, so that nothing is acknowledged that is
+        not in it.
+        """
         for server in self._uvicorn.servers:
             server.close()
-        # What has arrived is read and answered in the next rounds of the loop.
-        for _ in range(3):
-            await asyncio.sleep(0)
         await self._pulse.stop()
+        await self._answer_the_rest()
+        self._board.stop()
+        await self._pulse.save()
         self._uvicorn.should_exit = True
         if self._main is not None:
             await self._main
         await self._uvicorn.shutdown(sockets=self._sockets)
+
+    async def _answer_the_rest(self) -> None:
+        """What has arrived is read in the next round of the loop; a long frame takes some more."""
+        until = self._board.now() + _ANSWER_SECONDS
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
+        while self._board.is_busy and self._board.now() < until:
+            await asyncio.sleep(0)
 
 
 class _AdminOnly:

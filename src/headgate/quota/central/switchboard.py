@@ -20,7 +20,7 @@ from headgate.quota.central.admission import Handshake, admit
 from headgate.quota.central.bad_frames import BadFrames
 from headgate.quota.central.classic import ClassicBook
 from headgate.quota.central.classic_session import ClassicSession
-from headgate.quota.central.connection import CLASSIC, Connection, Refusal
+from headgate.quota.central.connection import CLASSIC, STOPPING, Connection, Refusal
 from headgate.quota.central.keeper import LimitsKeeper
 from headgate.quota.central.metrics import CentralMetrics
 from headgate.quota.central.node_socket import NodeSocket, Receiving, Session
@@ -128,6 +128,16 @@ class Switchboard:
         patience = max(5.0, 5 * self.state.ledger.slot_seconds)
         for socket in list(self._sockets):
             socket.tend(now, patience)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that has come in is not answered yet."""
+        return any(socket.is_busy for socket in self._sockets)
+
+    def stop(self) -> None:
+        """Tell everyone that there is nothing more to come."""
+        for socket in list(self._sockets):
+            socket.close(STOPPING)
 
     # Messages
 

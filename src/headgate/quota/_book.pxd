@@ -29,7 +29,11 @@ cdef class Book:
     cdef Out *outs  # two for each node
     cdef Py_ssize_t outs_room
     cdef readonly int nr_slot
-    cdef bint is_assigning
+    cdef bint is_assigning  # at this moment, and not only between two parts of it
+    cdef int phase
+    cdef long long begun  # the slot that is being assigned, unless at rest
+    cdef Py_ssize_t done  # the buckets before this one are assigned for it
+    cdef Py_ssize_t tidied, forgotten
     cdef object rule_error
     cdef int _node(self, str node_id) except -1
     cdef dict sums  # slot -> Sums
@@ -50,6 +54,8 @@ cdef class Book:
         unsigned int served,
         double held,
     ) except -1
+    cdef bint _assign_buckets(self, Py_ssize_t cells) except -1
+    cdef bint _tidy_buckets(self, Py_ssize_t cells) except -1
     cdef int _assign(self, int number, long long slot) except -1
     cdef Out *_out(self, int node, long long slot) noexcept
     cdef int _tidy(self, int number, long long slot) except -1

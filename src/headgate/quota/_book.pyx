@@ -31,6 +31,7 @@ number in each assignment. Slots are whole numbers, amounts are floats in the re
 
 from collections import deque
 
+from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.limits cimport INT_MAX
 from libc.math cimport INFINITY, floor, isfinite
 from libc.stdlib cimport free, realloc
@@ -80,6 +81,11 @@ cdef extern from *:
     """
     void ahead(void *address) noexcept nogil
 
+cdef enum:  # what an assignment is at
+    AT_REST = 0
+    ASSIGNING = 1
+    TIDYING = 2
+
 cdef enum:
     FAIR = 0
     CLASSIC = 1
@@ -117,6 +123,7 @@ cdef class Book:
         self.sums = {}
         self.past = {}
         self.is_assigning = False
+        self.phase = AT_REST
 
     def __dealloc__(self):
         cdef Py_ssize_t i
@@ -410,36 +417,78 @@ cdef class Book:
         An error of a rule that was handed in comes out in the end; the buckets it did not split
         are split by ours.
         """
-        cdef Py_ssize_t number, forgotten = 0
-        cdef int line
-        if slot <= self.assigned:
-            return
+        while not self.assign_some(slot, PY_SSIZE_T_MAX):
+            pass
+
+    def assign_some(self, long long slot, Py_ssize_t cells):
+        """Go on with the assignment of `slot` by about so many cells; True when it is done.
+
+        Reports may be booked and asks be answered between two parts. Each bucket is assigned once,
+        in one go, so for a bucket it is as if they had come before the assignment or after it.
+        """
         if self.is_assigning:
             raise RuntimeError("an assignment is going on already")
-        if slot > self.assigned + 4:
-            self._lapse(slot)
-        self._begin_outs(slot)
+        if self.phase == AT_REST:
+            if slot <= self.assigned:
+                return True
+            if slot > self.assigned + 4:
+                self._lapse(slot)
+            self.phase = ASSIGNING
+            self.begun = slot
+            self.done = 0
+            self.rule_error = None
+            self._begin_outs(slot, anew=True)
+        elif slot != self.begun:
+            raise RuntimeError(f"the assignment of slot {self.begun} is going on, got {slot}")
+        if self.phase == ASSIGNING and not self._assign_buckets(cells):
+            return False
+        if not self._tidy_buckets(cells):
+            return False
+        self.phase = AT_REST
+        if self.rule_error is not None:
+            raise self.rule_error
+        return True
+
+    cdef bint _assign_buckets(self, Py_ssize_t cells) except -1:
+        cdef Py_ssize_t number = self.done
+        cdef long long slot = self.begun
+        cdef int line
+        self._begin_outs(slot, anew=False)  # of nodes that came between two parts
         self.is_assigning = True
-        self.rule_error = None
         try:
-            for number in range(self.count):
+            while number < self.count and cells > 0:
                 if number + 1 < self.count:
                     for line in range(8):
                         ahead(<char *> self.buckets[number + 1].cells + 64 * line)
+                cells -= 1
                 if self.buckets[number].count and self.buckets[number].rate >= 0.0:
+                    cells -= self.buckets[number].count
                     self._assign(<int> number, slot)
+                number += 1
         finally:
             self.is_assigning = False
+            self.done = number
+        if number < self.count:
+            return False
+        self.phase = TIDYING
         self.assigned = slot
+        self.tidied = slot & (TIDY_SLOTS - 1)
+        self.forgotten = 0
         self._archive()
-        # A part of the buckets in each slot: all of them are looked at well within a minute.
-        for number in range(slot & (TIDY_SLOTS - 1), self.count, TIDY_SLOTS):
-            if forgotten == FORGET_AT_ONCE:
-                break
+        return True
+
+    cdef bint _tidy_buckets(self, Py_ssize_t cells) except -1:
+        """A part of the buckets in each slot: all of them are looked at well within a minute."""
+        cdef Py_ssize_t number = self.tidied
+        while number < self.count and self.forgotten < FORGET_AT_ONCE:
+            if cells <= 0:
+                self.tidied = number
+                return False
             if self.names[number] is not None:
-                forgotten += self._tidy(<int> number, slot)
-        if self.rule_error is not None:
-            raise self.rule_error
+                cells -= 1 + self.buckets[number].count
+                self.forgotten += self._tidy(<int> number, self.assigned)
+            number += TIDY_SLOTS
+        return True
 
     def rebase(self, long long slot):
         """The clock has gone back, to `slot`: go on from there.
@@ -464,6 +513,7 @@ cdef class Book:
                 cell.listed = min(cell.listed, day)
                 cell.asked = min(cell.asked, day - 1)
         self.assigned = slot - 1
+        self.phase = AT_REST
 
     def _archive(self):
         """Keep what was given, for those who ask later: few slots of many cells, or many of few."""
@@ -642,7 +692,7 @@ cdef class Book:
             if self.wishes[i].demand >= 0.0:
                 self.wishes[i].share = next(given)
 
-    def _begin_outs(self, long long slot):
+    def _begin_outs(self, long long slot, *, bint anew):
         cdef Py_ssize_t i, room = 2 * len(self.nodes.names)
         cdef Out *outs
         cdef Out *out
@@ -657,8 +707,9 @@ cdef class Book:
         for i in range(len(self.nodes.names)):
             target = slot + self.nodes.lead[i]
             out = self._out(<int> i, target)
-            out.slot = target
-            out.count = 0
+            if anew or out.slot != target:
+                out.slot = target
+                out.count = 0
 
     cdef Out *_out(self, int node, long long slot) noexcept:
         """Where the quota of a node and slot stands. Who is told at once needs only the newest."""
@@ -730,23 +781,29 @@ cdef class Book:
 
         Returns a list of (slot, resource, amount, safe), for this slot, and for the next one if
         it has been assigned already. To ask again in the same slot gives the same once more.
+        In the middle of an assignment some of the buckets have their next share and others not:
+        then the next slot is not told of, as a user would have only some of his limits in it. The
+        whole quota will tell all.
         """
         cdef int node = self._node(node_id), number, day = self._day(slot)
         cdef Bucket *bucket
         cdef Cell *cell
         cdef Out *out
-        cdef long long last, target
+        cdef long long last, target, told = slot + 1
         cdef double available, amount
         cdef bint again
         result = []
-        if self.assigned > slot:
+        if self.assigned > slot or (self.phase == ASSIGNING and self.begun > slot):
             return result  # the clock has gone back a little: it will catch up
-        last = max(self.assigned, slot - 1)
         for resource in resources:
             number = self._number_of(user, resource, slot)
             bucket = &self.buckets[number]
             if bucket.rate < 0.0:
                 continue
+            last = max(self.assigned, slot - 1)
+            if self.phase == ASSIGNING and number < self.done:
+                last = self.begun
+            told = min(told, last + 1)
             cell = self._cell(bucket, node)
             again = cell.asked == day
             cell.asked = day
@@ -770,7 +827,7 @@ cdef class Book:
                         _grow(out)
                     out.given[out.count] = Given(number, cell.promised[target & 3])
                     out.count += 1
-        return result
+        return [share for share in result if share[0] <= told]
 
     cdef double _outstanding(self, Bucket *bucket):
         cdef int i
@@ -908,7 +965,7 @@ cdef class Book:
         cdef long long target
         cdef Cell *cell
         cdef Out *out
-        self._begin_outs(self.assigned)
+        self._begin_outs(self.assigned, anew=True)
         for number in range(self.count):
             for i in range(self.buckets[number].count):
                 cell = &self.buckets[number].cells[i]

@@ -13,7 +13,8 @@ Limits may change at any time (`set_limits`); they take effect with the next ass
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from itertools import islice
 from operator import itemgetter
@@ -49,6 +50,7 @@ _COLD_SLOTS = 2
 _COLD_NODES = 16
 _CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
 _LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
+_PART_CELLS = 100_000  # are assigned in some 3 ms
 _CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
 
 _Result = TypeVar("_Result")
@@ -104,6 +106,7 @@ class Ledger:
         self._books: dict[str, Book] = {}
         self._services: dict[str, Service] = {}
         self._reported: dict[int, set[str]] = {}
+        self._parts: Iterator[None] | None = None  # of the assignment that is going on
 
     # Limits
 
@@ -137,6 +140,7 @@ class Ledger:
         """The clock has gone back by more than can be waited for."""
         _logger.warning("the clock went back from slot %d to %d", self._assigned, slot)
         self._assigned = slot - 1
+        self._parts = None
         for known in self._known.values():
             known.slot = min(known.slot, slot - 1)
             known.seen = min(known.seen, slot)
@@ -308,16 +312,46 @@ class Ledger:
         Slots that were missed are made up for, as far as their promises may still be in use:
         nodes go on with what they had.
         """
+        for _ in self.assigning(slot, cells=sys.maxsize):
+            pass
+
+    def assigning(self, slot: int, cells: int = _PART_CELLS) -> Iterator[None]:
+        """As `assign`, in parts of about so many cells: some milliseconds.
+
+        Reports may be booked and asks be answered between two of them; for each bucket it is as
+        if they had come before the assignment or after it. Whoever needs the next assignment
+        before this one is over brings it to its end.
+        """
         self.begin(slot)
+        self._finish()
         self._change_limits(slot)
-        self._assign_up_to(slot)
+        parts = self._parts = self._assign_up_to(slot, cells)
+        for _ in parts:
+            yield
+            if self._parts is not parts:
+                break  # it was brought to its end, or the clock went back
+        else:
+            self._parts = None
         self._forget_nodes(slot)
         self._live = len(self.live_nodes(slot))
 
-    def _assign_up_to(self, slot: int) -> None:
+    def _finish(self, up_to: int | None = None) -> None:
+        """Bring an assignment that is going on to its end; only if it is of a slot `up_to`."""
+        if self._parts is not None and (up_to is None or self._assigned < up_to):
+            for _ in self._parts:
+                pass
+            self._parts = None
+
+    def _assign_up_to(self, slot: int, cells: int) -> Iterator[None]:
         for made_up in range(max(self._assigned + 1, slot - _CATCH_UP_SLOTS + 1), slot + 1):
-            for name, service in self._services.items():
-                self._guarded(name, service.assign, made_up)
+            for name, service in list(self._services.items()):
+                if isinstance(service, BucketService):
+                    while self._guarded(name, service.assign_some, made_up, cells) is False:
+                        yield
+                else:
+                    self._guarded(name, service.assign, made_up)
+                    yield
+            self._assigned = made_up
         self._assigned = max(self._assigned, slot)
 
     def _forget_nodes(self, slot: int) -> None:
@@ -351,7 +385,9 @@ class Ledger:
         if not self.is_live(ask.node, slot):
             return answer
         self.begin(slot)
-        self._assign_up_to(slot - 1)
+        self._finish(slot - 1)
+        for _ in self._assign_up_to(slot - 1, sys.maxsize):
+            pass
         count = self.nodes(slot)
         for name, users in ask.users.items():
             newcomers = self._table.newcomers(name, count)

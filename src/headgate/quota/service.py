@@ -51,6 +51,10 @@ class BucketService:
     def assign(self, slot: int) -> None:
         self._book.assign(slot)
 
+    def assign_some(self, slot: int, cells: int) -> bool:
+        """As `assign`, but by about so many cells at once; True when it is done."""
+        return self._book.assign_some(slot, cells)
+
     def quota(self, slot: int, node_id: str) -> Shares:
         given = self._book.quota(slot + 1, node_id)
         return {

@@ -53,7 +53,7 @@ class PlainNode:
     def __init__(self, central: Central, node: str = "n", path: str = "/", **options: Any) -> None:
         self.node = node
         self.slot_seconds = 0.1
-        self.socket: ClientConnection = connect(central.ws_url + path, **options)
+        self.socket: ClientConnection = connect(central.ws_url + path, **options).__enter__()
 
     def __enter__(self) -> "PlainNode":
         return self
@@ -88,7 +88,8 @@ class V1Node:
     ) -> None:
         self.node = node
         self.wire = NodeWire(binary=binary)
-        self.socket = connect(central.ws_url, subprotocols=["headgate.v1"], **options)
+        asked = {"subprotocols": ["headgate.v1"], **options}
+        self.socket: ClientConnection = connect(central.ws_url, **asked).__enter__()
         self.sequence = 0
 
     def __enter__(self) -> "V1Node":

@@ -2,12 +2,19 @@
 
 import json
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from headgate.quota import Entry
+from headgate.quota import Central, Entry
 from tests.quota.central.parts import PlainNode, closed_with, eventually, raw_websocket, running
 from tests.quota.central.parts import text_frame as frame
+
+
+@pytest.fixture(scope="module")
+def central() -> Iterator[Central]:
+    with running() as central:
+        yield central
 
 
 @pytest.mark.parametrize("path", ["/", "/throttle", "/throttle?node=1"])
@@ -23,7 +30,7 @@ def test_a_user_who_is_in_the_reports_has_a_share_two_slots_later() -> None:
         shares = []
         for _ in range(60):
             slot = node.slot()
-            answer = node.report(slot, {"front": {"ann": {"requests": 30}}})
+            answer = node.report(slot, {"front": {"ann": {"requests": 3}}})
             users = answer["front"][str(slot + 1)]
             shares.append(users.get("ann", {}).get("requests"))
             if shares[-1] is not None:
@@ -124,8 +131,8 @@ def test_the_monitor_looks_at_one_slot_or_at_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("subject", ["nope", "", None, 7, ["quota"], {"quota": 1}])
-def test_a_wrong_subject_is_told(subject: object) -> None:
-    with running() as central, PlainNode(central) as node:
+def test_a_wrong_subject_is_told(central: Central, subject: object) -> None:
+    with PlainNode(central) as node:
         answer = node.ask({"monitor": subject})
         assert answer["error_code"] == "InvalidSubject"
         assert answer["error_message"].startswith("invalid subject: ")
@@ -172,8 +179,10 @@ BAD = [
 
 
 @pytest.mark.parametrize("message", [bad for _, bad in BAD], ids=[name for name, _ in BAD])
-def test_a_report_that_makes_no_sense_is_answered_with_what_was_expected(message: object) -> None:
-    with running() as central, PlainNode(central) as node:
+def test_a_report_that_makes_no_sense_is_answered_with_what_was_expected(
+    central: Central, message: object
+) -> None:
+    with PlainNode(central) as node:
         answer = node.ask(message)
         assert answer["error_code"] == "InvalidMessage"
         assert "expected" in answer["error_message"] or "must" in answer["error_message"]

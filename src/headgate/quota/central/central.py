@@ -89,8 +89,9 @@ class Central:
         self.board: Switchboard | None = None  # once it has started
 
     def __repr__(self) -> str:
-        where = self.url if self._server is not None else "not started"
-        return f"Central({self.name}, {where}, {self.board!r})"
+        if self._server is None:
+            return f"Central({self.name}, not started)"
+        return f"Central({self.name}, {self.url}, {self.board!r})"
 
     @property
     def url(self) -> str:

@@ -52,7 +52,10 @@ class Pulse:
             await self._writing
 
     async def save(self) -> None:
-        """Write the state, a last time."""
+        """Write the state, a last time; an assignment that was begun is finished first."""
+        now = self._board.now()
+        if self._board.state.due(now) <= now:
+            self._board.state.tick(now)
         if self._state_file is not None:
             await self._write(self._state_file, self._board.state.ledger.snapshot())
 
@@ -71,9 +74,15 @@ class Pulse:
                 _logger.exception("the assignment failed; the next slot is tried again")
 
     async def _assign(self, begun: float) -> None:
+        """In pieces, so that nobody waits for his answer meanwhile."""
         board = self._board
-        board.deliver(board.state.tick(begun))
-        board.metrics.assigned(board.now() - begun, board.state.ledger.cells)
+        worked = 0.0
+        while board.state.due(begun) <= begun:
+            at = board.now()
+            board.deliver(board.state.tick_some(begun))
+            worked += board.now() - at
+            await asyncio.sleep(0)
+        board.metrics.assigned(worked, board.state.ledger.cells)
         board.metrics.slot_over(board, board.state.slot(begun) - 1)
         self._save(begun)
 

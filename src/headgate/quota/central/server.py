@@ -101,9 +101,9 @@ class Server:
         await self._answer_the_rest()
         self._board.stop()
         await self._pulse.save()
-        self._uvicorn.should_exit = True
         if self._main is not None:
-            await self._main
+            self._main.cancel()
+            await asyncio.gather(self._main, return_exceptions=True)
         await self._uvicorn.shutdown(sockets=self._sockets)
 
     async def _answer_the_rest(self) -> None:

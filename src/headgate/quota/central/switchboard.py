@@ -35,6 +35,8 @@ __all__ = ["Switchboard"]
 _logger = logging.getLogger("headgate.quota")
 
 _EPOCHS = 1 << 53  # what a JSON number can hold
+_PATIENCE_SECONDS = 5.0  # with one who does not read
+_PATIENCE_SLOTS = 5
 _REFUSALS_COUNTED = ("denied", "overloaded", "bad frame", "replaced")
 
 
@@ -125,7 +127,7 @@ class Switchboard:
     def tend(self) -> None:
         """Look after all connections, about once a second."""
         now = self.now()
-        patience = max(5.0, 5 * self.state.ledger.slot_seconds)
+        patience = max(_PATIENCE_SECONDS, _PATIENCE_SLOTS * self.state.ledger.slot_seconds)
         for socket in list(self._sockets):
             socket.tend(now, patience)
 

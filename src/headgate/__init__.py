@@ -34,11 +34,12 @@ from headgate.limits import (
     limited,
     parse_limits,
 )
-from headgate.quota import Ledger, Service, Throttled
+from headgate.quota import Central, Ledger, Service, Throttled
 
 __all__ = [
     "AdaptiveConcurrency",
     "AsyncRedisKeyed",
+    "Central",
     "ClockMovedBackwards",
     "ConcurrencyLimit",
     "ConfigError",

@@ -8,6 +8,7 @@ and in the simulator.
 
 from headgate.quota._book import Book
 from headgate.quota._usage import Usage
+from headgate.quota.central.central import Central
 from headgate.quota.central_state import CentralState
 from headgate.quota.entries import Entry, read_entries
 from headgate.quota.ledger import Ledger
@@ -19,6 +20,7 @@ from headgate.quota.throttled import Throttled
 __all__ = [
     "Book",
     "BucketService",
+    "Central",
     "CentralState",
     "Entry",
     "Ledger",

@@ -33,9 +33,10 @@ class BadFrames:
             self._counts[address] = begun, count + 1
         else:
             self._barred[address] = now + self._bar_seconds
-        for known in (self._counts, self._barred):
-            if len(known) > self._addresses:
-                del known[next(iter(known))]  # type: ignore[attr-defined]
+        if len(self._counts) > self._addresses:
+            del self._counts[next(iter(self._counts))]
+        if len(self._barred) > self._addresses:
+            del self._barred[next(iter(self._barred))]
 
     def is_barred(self, now: float, address: str) -> bool:
         until = self._barred.get(address)

@@ -10,11 +10,9 @@ imported at the start.
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -91,8 +89,9 @@ class Central:
         self.board: Switchboard | None = None  # once it has started
 
     def __repr__(self) -> str:
-        where = self.url if self._server is not None else "not started"
-        return f"Central({self.name}, {where}, {self.board!r})"
+        if self._server is None:
+            return f"Central({self.name}, not started)"
+        return f"Central({self.name}, {self.url}, {self.board!r})"
 
     @property
     def url(self) -> str:
@@ -121,9 +120,7 @@ class Central:
         opened = await asyncio.to_thread(open_board, self._limits, self._make_ledger, self._state)
         self._source = opened.keeper.source
         try:
-            self.board = opened.board(
-                self.name, self._tokens, self._max_connections, self._bounds
-            )
+            self.board = opened.board(self.name, self._tokens, self._max_connections, self._bounds)
             server = Server(
                 self.board,
                 opened.state_file,
@@ -137,7 +134,9 @@ class Central:
             self._source.close()
             raise
         self._server = server
-        _logger.info("central %s listens on %s, epoch %d", self.name, self.url, self.board.state.epoch)
+        _logger.info(
+            "central %s listens on %s, epoch %d", self.name, self.url, self.board.state.epoch
+        )
 
     async def close(self) -> None:
         """Answer what has come in, write the state, tell the nodes, and stop."""

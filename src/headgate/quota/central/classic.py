@@ -53,9 +53,7 @@ def parse(text: bytes | str) -> Parsed:
     except orjson.JSONDecodeError as fault:
         raise InvalidMessage("InvalidMessage", f"expected JSON: {fault}") from None
     if not isinstance(message, dict):
-        raise InvalidMessage(
-            "InvalidMessage", f"expected an object, got {type(message).__name__}"
-        )
+        raise InvalidMessage("InvalidMessage", f"expected an object, got {type(message).__name__}")
     return message
 
 
@@ -155,8 +153,10 @@ class ClassicBook:
             return orjson.dumps(self._distribution(slots))
         look = self._subjects.get(subject) if isinstance(subject, str) else None
         if look is None:
-            raise InvalidMessage("InvalidSubject", f"invalid subject: {_short(subject)}")
-        return orjson.dumps({str(slot): data for slot in slots if any((data := look(slot)).values())})
+            raise InvalidMessage("InvalidSubject", f"invalid subject: {_plain(subject)}")
+        return orjson.dumps(
+            {str(slot): data for slot in slots if any((data := look(slot)).values())}
+        )
 
     def _slots(self, now: float, message: Parsed) -> range:
         """The slots that are asked for, as far as they can be known."""
@@ -214,7 +214,7 @@ class ClassicBook:
         }
 
 
-def _table(what: str, value: object) -> Mapping[str, Any]:
+def _table(what: str, value: object) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     if value == [] or value is None:
@@ -235,3 +235,7 @@ def _whole(what: str, value: object) -> int:
 def _short(value: object) -> str:
     shown = repr(value) if isinstance(value, str | int | float | bool | None) else ""
     return shown if 0 < len(shown) <= 60 else shown[:57] + "..." or type(value).__name__
+
+
+def _plain(value: object) -> str:
+    return value[:60] if isinstance(value, str) else _short(value)

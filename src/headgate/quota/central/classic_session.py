@@ -78,7 +78,7 @@ class ClassicSession:
             if not self._may_monitor:
                 raise InvalidMessage("Denied", "the monitor needs the admin token")
             return self._book.monitor(now, message)
-        self._exchange.metrics.frame("classic", len(frame))
+        self._exchange.metrics.frame("classic_report", len(frame))
         if not self._exchange.state.leads:
             return None
         answer = self._book.report(now, message)
@@ -95,7 +95,7 @@ class ClassicSession:
 
     def _send(self, answer: bytes) -> None:
         if self._socket.is_writable:
-            self._exchange.metrics.frame("answer", len(answer))
+            self._exchange.metrics.frame("classic_answer", len(answer))
             self._socket.send_text(answer)
         else:
             self._waiting = answer

@@ -1,4 +1,4 @@
-"""The HTTP side of the port: uvicorn's protocol, with bounds on those who have not said who they are.
+"""The HTTP side of the port: uvicorn's protocol, with bounds on those who have not said who.
 
 Everyone comes in here, and leaves for a `NodeSocket` when he asks for a websocket. So the
 connections that are counted here are those of the HTTP API and those that say nothing. There may be

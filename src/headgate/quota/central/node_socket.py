@@ -48,6 +48,7 @@ _TEXT_BYTES = 4 << 20
 _LINGER_SECONDS = 2.0
 _PING_AFTER_SECONDS = 15.0
 _LOST_AFTER_SECONDS = 40.0
+_V1 = Subprotocol(SUBPROTOCOL)
 _CONTINUED = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 
 
@@ -95,7 +96,11 @@ class NodeSocket(asyncio.Protocol):
         self._connections = cast("set[Any]", server_state.connections)
         self._loop = _loop or asyncio.get_running_loop()
         self._websocket = ServerProtocol(
-            max_size=frame_bytes, logger=_logger, subprotocols=[Subprotocol(SUBPROTOCOL)]
+            max_size=frame_bytes,
+            logger=_logger,
+            subprotocols=[_V1],
+            # Left alone it refuses who asks for none.
+            select_subprotocol=lambda _, asked: _V1 if _V1 in asked else None,
         )
         self._transport: asyncio.Transport
         self._address = "?"
@@ -180,6 +185,10 @@ class NodeSocket(asyncio.Protocol):
         self._flush()
         self._end()
         self._linger()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._has_turn
 
     def tend(self, now: float, patience: float) -> None:
         """Look after it, about once a second: who does not answer or does not read is let go."""

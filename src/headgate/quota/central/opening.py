@@ -31,9 +31,7 @@ class Opened:
     state_file: StateFile | None
     epoch: int  # of the life before
 
-    def board(
-        self, name: str, tokens: Tokens, max_connections: int, bounds: Bounds
-    ) -> Switchboard:
+    def board(self, name: str, tokens: Tokens, max_connections: int, bounds: Bounds) -> Switchboard:
         """A central that leads from now on."""
         now, wall = time.monotonic(), time.time()
         state = CentralState(name, self.ledger, now=now, wall=wall)

@@ -45,12 +45,17 @@ class Pulse:
             self._tasks.append(asyncio.create_task(beat()))
 
     async def stop(self) -> None:
-        """Stop, and write the state a last time."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writing is not None:
             await self._writing
+
+    async def save(self) -> None:
+        """Write the state, a last time; an assignment that was begun is finished first."""
+        now = self._board.now()
+        if self._board.state.due(now) <= now:
+            self._board.state.tick(now)
         if self._state_file is not None:
             await self._write(self._state_file, self._board.state.ledger.snapshot())
 
@@ -62,20 +67,37 @@ class Pulse:
             begun = board.now()
             if begun < board.state.due(begun):
                 continue  # the timer was early
-            board.deliver(board.state.tick(begun))
-            board.metrics.assigned(board.now() - begun, board.state.ledger.cells)
-            board.metrics.slot_over(board, board.state.slot(begun) - 1)
-            self._save(begun)
+            try:
+                await self._assign(begun)
+            except Exception:
+                # A fault in one slot must not be the end of all slots.
+                _logger.exception("the assignment failed; the next slot is tried again")
+
+    async def _assign(self, begun: float) -> None:
+        """In pieces, so that nobody waits for his answer meanwhile."""
+        board = self._board
+        worked = 0.0
+        while board.state.due(begun) <= begun:
+            at = board.now()
+            board.deliver(board.state.tick_some(begun))
+            worked += board.now() - at
+            await asyncio.sleep(0)
+        board.metrics.assigned(worked, board.state.ledger.cells)
+        board.metrics.slot_over(board, board.state.slot(begun) - 1)
+        self._save(begun)
 
     async def _seconds(self) -> None:
         keeper: LimitsKeeper = self._board.keeper
         while True:
             await asyncio.sleep(1.0)
-            self._board.tend()
-            self._tend(self._board.now())
-            reading = await asyncio.to_thread(keeper.read)
-            if reading is not None:
-                keeper.apply(reading)
+            try:
+                self._board.tend()
+                self._tend(self._board.now())
+                reading = await asyncio.to_thread(keeper.read)
+                if reading is not None:
+                    keeper.apply(reading)
+            except Exception:
+                _logger.exception("connections and limits could not be looked after")
 
     def _save(self, now: float) -> None:
         """Take a snapshot if it is time for one, and write it while the loop goes on."""

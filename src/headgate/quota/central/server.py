@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import contextlib
 import functools
 import socket
 import ssl
@@ -28,6 +27,8 @@ from headgate.quota.central.tokens import Tokens
 __all__ = ["Server"]
 
 _STOP_SECONDS = 5
+_ANSWER_SECONDS = 1.0
+_ROUNDS = 3
 
 
 class Server:
@@ -43,6 +44,7 @@ class Server:
         tls_cert: str | None,
         tls_key: str | None,
     ) -> None:
+        self._board = board
         self._hall = Hall()
         self._pulse = Pulse(board, state_file, self._hall.tend)
         self._host = host
@@ -56,13 +58,17 @@ class Server:
             board.refused,
             board.bounds.frame_bytes,
         )
+        application = Starlette(
+            routes=api.routes(board), exception_handlers=api.exception_handlers()
+        )
         config = uvicorn.Config(
-            _AdminOnly(api.application(board), board.tokens),
+            _AdminOnly(application, board.tokens),
             http=cast("type[asyncio.Protocol]", functools.partial(FrontDoor, self._hall)),
             ws=cast("type[asyncio.Protocol]", make_socket),
             lifespan="off",
             access_log=False,
             log_config=None,
+            log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
@@ -84,17 +90,29 @@ class Server:
         self._pulse.start()
 
     async def close(self) -> None:
-        """Stop accepting, answer what has come in, write the state, and tell the nodes."""
+        """Stop accepting, answer what has come in, tell the nodes, and write the state.
+
+        The nodes are told before the state is written, so that nothing is acknowledged that is
+        not in it.
+        """
         for server in self._uvicorn.servers:
             server.close()
-        # What has arrived is read and answered in the next rounds of the loop.
-        for _ in range(3):
-            await asyncio.sleep(0)
         await self._pulse.stop()
-        self._uvicorn.should_exit = True
+        await self._answer_the_rest()
+        self._board.stop()
+        await self._pulse.save()
         if self._main is not None:
-            await self._main
+            self._main.cancel()
+            await asyncio.gather(self._main, return_exceptions=True)
         await self._uvicorn.shutdown(sockets=self._sockets)
+
+    async def _answer_the_rest(self) -> None:
+        """What has arrived is read in the next round of the loop; a long frame takes some more."""
+        until = self._board.now() + _ANSWER_SECONDS
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
+        while self._board.is_busy and self._board.now() < until:
+            await asyncio.sleep(0)
 
 
 class _AdminOnly:
@@ -108,7 +126,8 @@ class _AdminOnly:
         if scope["path"] == "/healthz" or self._tokens.allows("admin", _authorization(scope)):
             await self._app(scope, receive, send)
         else:
-            response = api.refusal(401, "Denied", "denied: expected Authorization: Bearer TOKEN")
+            why = "denied: the admin token is needed: Authorization: Bearer TOKEN"
+            response = api.refusal(401, "Denied", why, {"WWW-Authenticate": "Bearer"})
             await response(scope, receive, send)
 
 
@@ -119,9 +138,7 @@ def _authorization(scope: dict[str, Any] | Any) -> str | None:
 
 def _listen(host: str, port: int) -> Iterator[socket.socket]:
     try:
-        found = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         listener = socket.create_server(
             cast("tuple[str, int]", address[:2]), family=family, backlog=2048

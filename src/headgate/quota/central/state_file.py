@@ -83,9 +83,7 @@ class StateFile:
         """Put a new file in the place of the old one; how many bytes it has."""
         raw_epoch = _EPOCH.pack(epoch)
         head = _HEAD.pack(_MAGIC, zlib.crc32(raw_epoch), epoch)
-        descriptor, temporary = tempfile.mkstemp(
-            prefix=f".{self.path.name}.", dir=self.path.parent
-        )
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
         try:
             with open(descriptor, "wb") as file:
                 file.write(head)

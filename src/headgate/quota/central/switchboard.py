@@ -20,7 +20,7 @@ from headgate.quota.central.admission import Handshake, admit
 from headgate.quota.central.bad_frames import BadFrames
 from headgate.quota.central.classic import ClassicBook
 from headgate.quota.central.classic_session import ClassicSession
-from headgate.quota.central.connection import CLASSIC, Connection, Refusal
+from headgate.quota.central.connection import CLASSIC, STOPPING, Connection, Refusal
 from headgate.quota.central.keeper import LimitsKeeper
 from headgate.quota.central.metrics import CentralMetrics
 from headgate.quota.central.node_socket import NodeSocket, Receiving, Session
@@ -35,6 +35,8 @@ __all__ = ["Switchboard"]
 _logger = logging.getLogger("headgate.quota")
 
 _EPOCHS = 1 << 53  # what a JSON number can hold
+_PATIENCE_SECONDS = 5.0  # with one who does not read
+_PATIENCE_SLOTS = 5
 _REFUSALS_COUNTED = ("denied", "overloaded", "bad frame", "replaced")
 
 
@@ -125,9 +127,19 @@ class Switchboard:
     def tend(self) -> None:
         """Look after all connections, about once a second."""
         now = self.now()
-        patience = max(5.0, 5 * self.state.ledger.slot_seconds)
+        patience = max(_PATIENCE_SECONDS, _PATIENCE_SLOTS * self.state.ledger.slot_seconds)
         for socket in list(self._sockets):
             socket.tend(now, patience)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that has come in is not answered yet."""
+        return any(socket.is_busy for socket in self._sockets)
+
+    def stop(self) -> None:
+        """Tell everyone that there is nothing more to come."""
+        for socket in list(self._sockets):
+            socket.close(STOPPING)
 
     # Messages
 

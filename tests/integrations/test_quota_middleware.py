@@ -24,17 +24,19 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from headgate import ManualClock, Node, Throttled
 from headgate.integrations.quota import QuotaASGIMiddleware, QuotaWSGIMiddleware, add
 from headgate.integrations.requests import Request
+from headgate.quota.reporter import Reporter
 
 Totals = dict[str, dict[str, float]]
 
 
 @pytest.fixture
-def node(clock: ManualClock) -> Iterator[Node]:
+def node(clock: ManualClock, tmp_path: Path) -> Iterator[Node]:
     """Without a central: each user has two requests per second, and other resources are free."""
     made = Node(
         "ws://127.0.0.1:9",
         node_id="web",
         services=["front"],
+        shared=str(tmp_path / "web"),
         fallback={"requests": 2.0},
         clock=clock,
     )
@@ -44,7 +46,7 @@ def node(clock: ManualClock) -> Iterator[Node]:
 
 def consumed(node: Node) -> Totals:
     """What would be reported: of each user and resource."""
-    [(_, report)] = node._host.reporter(["central"]).leave(node._host.now())
+    [(_, report)] = Reporter(node._host, ["central"]).leave(node._host.now())
     return {
         user: {resource: line.consumed for resource, line in lines.items() if line.consumed}
         for user, lines in report.lines.get("front", {}).items()
@@ -52,7 +54,7 @@ def consumed(node: Node) -> Totals:
 
 
 def held(node: Node) -> float:
-    [(_, report)] = node._host.reporter(["central"]).leave(node._host.now())
+    [(_, report)] = Reporter(node._host, ["central"]).leave(node._host.now())
     users = report.lines.get("front", {}).values()
     return sum(line.held for lines in users for line in lines.values())
 

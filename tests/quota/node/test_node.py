@@ -17,6 +17,8 @@ from headgate import Node, Throttled
 from headgate.errors import ConfigError
 
 WaitUntil = Callable[..., None]
+MakeCentral = Callable[..., Any]
+MakeNode = Callable[..., Node]
 
 REPORT = """
 import sys
@@ -47,8 +49,13 @@ sys.stdin.read()
 """
 
 
-def make_node(central: Any, **options: Any) -> Node:
-    return Node(central.url, **{"node_id": "web", "services": ["front"]} | options)
+@pytest.fixture
+def make_node(tmp_path: Path) -> Callable[..., Node]:
+    def make(central: Any) -> Node:
+        shared = str(tmp_path / "memory")
+        return Node(central.url, node_id="web", services=["front"], shared=shared)
+
+    return make
 
 
 def is_connected(node: Node) -> bool:
@@ -68,7 +75,7 @@ def python(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_user_gets_his_share_from_the_central_and_no_more(
-    make_central: Callable[..., Any], wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, wait_until: WaitUntil
 ) -> None:
     central = make_central()
     with make_node(central) as node:
@@ -92,7 +99,7 @@ def test_a_user_gets_his_share_from_the_central_and_no_more(
 
 
 def test_nothing_that_was_consumed_while_the_central_was_away_is_lost(
-    make_central: Callable[..., Any], wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, wait_until: WaitUntil
 ) -> None:
     central = make_central()
     with make_node(central) as node:
@@ -108,8 +115,9 @@ def test_nothing_that_was_consumed_while_the_central_was_away_is_lost(
         assert node.status().centrals[0].connections == 2
 
 
-def test_requests_do_not_wait_for_a_central_that_is_not_there() -> None:
-    with Node("ws://127.0.0.1:9", node_id="web", services=["front"]) as node:
+def test_requests_do_not_wait_for_a_central_that_is_not_there(tmp_path: Path) -> None:
+    shared = str(tmp_path / "memory")
+    with Node("ws://127.0.0.1:9", node_id="web", services=["front"], shared=shared) as node:
         began = time.perf_counter()
         admitted = sum(node.allows("front", "ann") for _ in range(1000))
         assert time.perf_counter() - began < 1.0
@@ -121,11 +129,10 @@ def test_requests_do_not_wait_for_a_central_that_is_not_there() -> None:
 
 
 def test_the_last_to_close_says_that_the_node_leaves(
-    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     central = make_central()
-    shared = str(tmp_path / "memory")
-    first, second = make_node(central, shared=shared), make_node(central, shared=shared)
+    first, second = make_node(central), make_node(central)
     first.start()
     wait_until(lambda: is_connected(first))
     second.start()
@@ -140,11 +147,10 @@ def test_the_last_to_close_says_that_the_node_leaves(
 
 
 def test_one_that_never_reported_says_it_if_it_is_the_last(
-    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     central = make_central()
-    shared = str(tmp_path / "memory")
-    first, second = make_node(central, shared=shared), make_node(central, shared=shared)
+    first, second = make_node(central), make_node(central)
     first.start()
     wait_until(lambda: is_connected(first))
     second.start()
@@ -155,7 +161,7 @@ def test_one_that_never_reported_says_it_if_it_is_the_last(
 
 
 def test_another_process_goes_on_when_the_one_that_reports_is_killed(
-    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     central = make_central()
     shared = str(tmp_path / "memory")
@@ -163,7 +169,7 @@ def test_another_process_goes_on_when_the_one_that_reports_is_killed(
         assert other.stdout is not None
         assert other.stdout.readline() == "started\n"
         wait_until(lambda: central.connections == 1)
-        with make_node(central, shared=shared) as node:
+        with make_node(central) as node:
             status = node.status()
             assert (status.is_reporting, status.reporter_pid) == (False, other.pid)
             other.send_signal(signal.SIGKILL)
@@ -171,7 +177,7 @@ def test_another_process_goes_on_when_the_one_that_reports_is_killed(
 
 
 def test_a_child_of_a_fork_reports_for_itself_when_its_parent_dies(
-    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+    make_central: MakeCentral, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     central = make_central()
     with python(FORK, central.url, str(tmp_path / "memory")) as parent:
@@ -191,7 +197,7 @@ def test_a_child_of_a_fork_reports_for_itself_when_its_parent_dies(
 
 
 def test_a_node_is_of_use_in_an_event_loop(
-    make_central: Callable[..., Any], wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, wait_until: WaitUntil
 ) -> None:
     central = make_central()
 
@@ -205,7 +211,7 @@ def test_a_node_is_of_use_in_an_event_loop(
     assert central.reports[-1].leaving
 
 
-def test_a_closed_node_is_over(make_central: Callable[..., Any]) -> None:
+def test_a_closed_node_is_over(make_central: MakeCentral, make_node: MakeNode) -> None:
     node = make_node(make_central())
     assert repr(node).endswith("node_id='web', not started)")
     assert not node.status().is_started
@@ -218,8 +224,9 @@ def test_a_closed_node_is_over(make_central: Callable[..., Any]) -> None:
         node.start()
 
 
-def test_its_verbs_are_the_hosts_own() -> None:
-    node = Node("ws://127.0.0.1:9", node_id="web", services=["front"])
+def test_its_verbs_are_the_hosts_own(tmp_path: Path) -> None:
+    shared = str(tmp_path / "memory")
+    node = Node("ws://127.0.0.1:9", node_id="web", services=["front"], shared=shared)
     assert vars(node)["allows"] == node._host.allows
     assert vars(node)["throttle"] == node._host.throttle
     assert vars(node)["consume"] == node._host.consume
@@ -243,8 +250,9 @@ def test_its_verbs_are_the_hosts_own() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    options: dict[str, Any], error: type[Exception], message: str
+    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     usual = {"centrals": "ws://127.0.0.1:9", "node_id": "web", "services": ["front"]}
+    usual["shared"] = str(tmp_path / "memory")
     with pytest.raises(error, match=message):
         Node(**usual | options)

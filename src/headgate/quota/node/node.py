@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from headgate.clock import Clock
 from headgate.errors import ConfigError
 from headgate.limits.checks import positive
-from headgate.quota.host import Host
+from headgate.quota._host import Host
 from headgate.quota.node.addresses import central_urls
 from headgate.quota.node.standing import EndNodeStatus, prometheus_text
 

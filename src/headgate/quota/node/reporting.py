@@ -25,12 +25,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headgate.errors import Unavailable
-from headgate.quota.host import Host, Reporter
+from headgate.quota._host import Host
 from headgate.quota.node.link import Link, LinkOptions
 from headgate.quota.node.lock import ReporterLock
 from headgate.quota.node.quota_times import QuotaTimes
-from headgate.quota.node.standing import EndNodeStatus, QuotaStanding, users_by_state
+from headgate.quota.node.standing import EndNodeStatus, QuotaStanding
 from headgate.quota.protocol import Ack, Quota
+from headgate.quota.reporter import Reporter
 
 __all__ = ["Reporting"]
 
@@ -54,7 +55,7 @@ class Reporting:
         self._node_id = node_id
         self._centrals = tuple(centrals)
         self._options = options
-        self._lock = ReporterLock(None if host.path is None else f"{host.path}.lock")
+        self._lock = ReporterLock(f"{host.path}.lock")
         self._lock.open()
         self._reporter: Reporter | None = None
         self._links: dict[str, Link] = {}
@@ -144,7 +145,7 @@ class Reporting:
     async def _report(self) -> None:
         """Talk to the centrals until we are to stop; then, if we are the last, say so."""
         host = self._host
-        reporter = host.reporter(self._centrals)
+        reporter = Reporter(host, self._centrals)
         times = QuotaTimes(host.now(), slot_seconds=self._options.slot_seconds)
 
         def receive(central: str, message: Ack | Quota) -> None:
@@ -217,7 +218,7 @@ class Reporting:
             leader=known.leader,
             nodes=known.nodes,
             quota_age=known.quota_age,
-            users=users_by_state(known),
+            users=known.users,
             unacknowledged=known.unacknowledged,
             centrals=tuple(replace(link.standing) for link in self._links.values()),
         )

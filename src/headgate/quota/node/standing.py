@@ -4,12 +4,9 @@ Times are seconds. A worker that does not report knows who it is and who reports
 and connections are known where the centrals are talked to, and are empty elsewhere.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
 
-from headgate.quota.node_state import NodeStatus
-
-__all__ = ["CentralStanding", "EndNodeStatus", "QuotaStanding", "prometheus_text", "users_by_state"]
+__all__ = ["CentralStanding", "EndNodeStatus", "QuotaStanding", "prometheus_text"]
 
 _Rows = list[tuple[dict[str, str], float]]  # labels and a value
 
@@ -70,11 +67,6 @@ class EndNodeStatus:
     users: dict[str, dict[str, int]] = field(default_factory=dict)  # service, state: how many
     unacknowledged: dict[str, int] = field(default_factory=dict)  # lines, by central
     centrals: tuple[CentralStanding, ...] = ()
-
-
-def users_by_state(status: NodeStatus) -> dict[str, dict[str, int]]:
-    """How many users of each service are fresh, reused, safe, newcomers, ..."""
-    return {service: dict(Counter(users.values())) for service, users in status.users.items()}
 
 
 def prometheus_text(status: EndNodeStatus) -> str:

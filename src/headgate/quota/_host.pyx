@@ -17,6 +17,7 @@ anyone. A name of more than LONGEST_USER bytes is cut and ends with its MD5.
 
 import hashlib
 import re
+from pathlib import Path
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -151,6 +152,7 @@ cdef class Host:
     def unlink(shared):
         """Remove the memory of that name or path; False when there is none."""
         path = path_of(shared)
+        Path(f"{path}.lock").unlink(missing_ok=True)  # of those who report
         removed = remove(f"{path}-head")
         return remove(path) or removed
 

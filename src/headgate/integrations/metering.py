@@ -20,10 +20,12 @@ the application needs no request object for it.
 
 import contextvars
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
+from headgate.errors import HeadgateError
 from headgate.integrations.answers import PROBLEM, TITLE, Field, Refusal
 from headgate.integrations.keys import bounded, by_address, header_name
 from headgate.integrations.policy import as_string, whole_seconds
@@ -50,6 +52,8 @@ UserFunction: TypeAlias = Callable[[Request], str | None]
 QuotaBody: TypeAlias = Callable[[Throttled], tuple[str, bytes]]
 
 _LONGEST = 200  # bytes of a name
+
+log = logging.getLogger("headgate.quota.node")
 
 
 class Meter:
@@ -108,7 +112,11 @@ class Meter:
         if self._added is not None:
             for resource, amount in self._added.items():
                 amounts[resource] = amounts.get(resource, 0.0) + amount
-        self._consume(self.service, self.user, amounts)
+        try:
+            self._consume(self.service, self.user, amounts)
+        except (HeadgateError, ValueError):
+            # The answer is out already, and it is not the client's fault.
+            log.exception("a request of %r cannot be booked: %r", self.user, amounts)
 
     def __repr__(self) -> str:
         return f"Meter({self.service!r}, {self.user!r}, up={self.up}, down={self.down})"

@@ -25,6 +25,7 @@ import sys
 from headgate import Node
 node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
 node.start()
+node.consume("front", "ann", {"requests": 5})
 print("started", flush=True)
 sys.stdin.read()
 """
@@ -138,7 +139,11 @@ def test_the_last_to_close_says_that_the_node_leaves(
     second.start()
     assert not second.status().is_reporting
     assert second.status().reporter_pid == os.getpid()
-    assert second.metrics().endswith('headgate_node_reporting{node="web"} 0\n')
+    assert 'headgate_node_reporting{node="web"} 0\n' in second.metrics()
+    first.consume("front", "ann", {"requests": 1.0})
+    status = second.status()  # what stands in the memory that both share
+    assert sum(status.users["front"].values()) == 1
+    assert (status.slot, status.centrals) == (first.status().slot, ())
     first.close()
     wait_until(lambda: second.status().is_reporting and is_connected(second))
     assert not any(report.leaving for report in central.reports)
@@ -173,7 +178,11 @@ def test_another_process_goes_on_when_the_one_that_reports_is_killed(
             status = node.status()
             assert (status.is_reporting, status.reporter_pid) == (False, other.pid)
             other.send_signal(signal.SIGKILL)
+            node.consume("front", "ann", {"requests": 6})
             wait_until(lambda: node.status().is_reporting and is_connected(node), 3.0)
+            # As reports of one life of the counters: nothing is lost, nothing counted twice.
+            wait_until(lambda: central.consumed("front", "ann", "requests") == 11.0)
+            assert len({report.boot for report in central.reports}) == 1
 
 
 def test_a_child_of_a_fork_reports_for_itself_when_its_parent_dies(

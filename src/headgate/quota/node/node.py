@@ -32,7 +32,7 @@ from headgate.errors import ConfigError
 from headgate.limits.checks import positive
 from headgate.quota._host import Host
 from headgate.quota.node.addresses import central_urls
-from headgate.quota.node.standing import EndNodeStatus, prometheus_text
+from headgate.quota.node.standing import EndNodeStatus, of_memory, prometheus_text
 
 if TYPE_CHECKING:
     import ssl
@@ -145,7 +145,10 @@ class Node:
         """How the node stands, as far as this worker knows."""
         reporting = self._reporting
         if reporting is None:
-            return EndNodeStatus(self.node_id, False, False, None)
+            if self._is_closed:
+                return EndNodeStatus(self.node_id, False, False, None)
+            now = self._host.now()
+            return of_memory(self._host, now, is_started=False, reporter_pid=None)
         return reporting.status()
 
     def metrics(self) -> str:

@@ -19,6 +19,7 @@ import pytest
 import uvicorn
 
 from headgate import cli
+from headgate.integrations.node_command import listen
 from headgate.integrations.proxy import BoundedProtocol, Proxy
 from headgate.quota import Entry
 from tests.small_central import SmallCentral, wait_until
@@ -372,6 +373,15 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> Non
         code = cli.main([*arguments, "--central", "ws://127.0.0.1:9", "--user-address"])
     assert code == 1
     assert f"cannot listen on {where}" in capsys.readouterr().err
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    # asyncio sets TCP_NODELAY where a socket says that it is TCP, which most ways to make a
+    # listener leave out; a header and its body were 40 ms apart then.
+    with listen("127.0.0.1:0") as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+    with pytest.raises(ValueError, match="takes HOST:PORT"):
+        listen("127.0.0.1:99999")
 
 
 # The proxy alone, in this process

@@ -1,16 +1,22 @@
 from headgate.quota._bucket cimport Bucket, Cell
+from headgate.quota._given cimport Given
+from headgate.quota._lines cimport Dictionary, Packed
 from headgate.quota._nodes cimport Nodes
+from headgate.quota._register cimport Register
 from headgate.quota._split cimport Wish
 from headgate.quota._usage cimport Sums, Usage
-
-cdef struct Given:
-    int bucket
-    float amount
 
 cdef struct Out:
     Given *given
     Py_ssize_t count, room
     long long slot
+
+cdef struct Booking:  # what holds for all lines of a report
+    long long slot
+    int day  # the slot as it stands in a cell
+    int slots  # that it covers
+    unsigned int sequence, since
+    bint is_known, is_reborn
 
 cdef class Book:
     cdef Nodes nodes
@@ -21,7 +27,8 @@ cdef class Book:
     cdef readonly Py_ssize_t cells
     cdef readonly long long first, assigned
     cdef dict users  # user -> {resource: bucket}
-    cdef list names  # bucket -> (user, resource), or None
+    cdef Register register
+    cdef list names  # the register's: bucket -> (user, resource), or None
     cdef object free  # (slot, bucket): forgotten, since when
     cdef object terms  # user, resource -> (rate, capacity, the slot it began in), or None: no limit
     cdef Wish *wishes
@@ -29,7 +36,11 @@ cdef class Book:
     cdef Out *outs  # two for each node
     cdef Py_ssize_t outs_room
     cdef readonly int nr_slot
-    cdef bint is_assigning
+    cdef bint is_assigning  # at this moment, and not only between two parts of it
+    cdef int phase
+    cdef long long begun  # the slot that is being assigned, unless at rest
+    cdef Py_ssize_t done  # the buckets before this one are assigned for it
+    cdef Py_ssize_t tidied, forgotten
     cdef object rule_error
     cdef int _node(self, str node_id) except -1
     cdef dict sums  # slot -> Sums
@@ -39,17 +50,25 @@ cdef class Book:
     cdef Sums _sums(self, long long slot)
     cdef int _day(self, long long slot) noexcept
     cdef double _outstanding(self, Bucket *bucket)
+    cdef int _know(self, Dictionary dictionary, int service) except -1
+    cdef int _find(self, Dictionary dictionary, int entry, long long slot) except -1
+    cdef int _book_line(
+        self, const Booking *booking, int number, Cell *cell, const Packed *line, Sums sums, Usage usage
+    ) except -1
     cdef int _enter(
         self,
-        Usage usage,
+        const Booking *booking,
         int number,
         Cell *cell,
-        long long slot,
         double new,
         unsigned int refused,
         unsigned int served,
         double held,
+        Sums sums,
+        Usage usage,
     ) except -1
+    cdef bint _assign_buckets(self, Py_ssize_t cells) except -1
+    cdef bint _tidy_buckets(self, Py_ssize_t cells) except -1
     cdef int _assign(self, int number, long long slot) except -1
     cdef Out *_out(self, int node, long long slot) noexcept
     cdef int _tidy(self, int number, long long slot) except -1

@@ -31,6 +31,7 @@ number in each assignment. Slots are whole numbers, amounts are floats in the re
 
 from collections import deque
 
+from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.limits cimport INT_MAX
 from libc.math cimport INFINITY, floor, isfinite
 from libc.stdlib cimport free, realloc
@@ -45,13 +46,17 @@ from headgate.quota._bucket cimport (
     Cell,
     ceiling_of,
     cost_of_request,
+    enter,
     part_for_asker,
     position_of,
     promise,
     promised_after,
     refill,
 )
+from headgate.quota._given cimport Given, given_shares
+from headgate.quota._lines cimport Dictionary, Found, Packed, PackedLines
 from headgate.quota._nodes cimport Nodes
+from headgate.quota._register cimport Register
 from headgate.quota._split cimport Wish, classic, fair
 from headgate.quota._usage cimport Sums, Usage
 
@@ -70,8 +75,10 @@ cdef extern from *:
     /* Forgetting goes round the buckets once in so many slots, with at most so many at once. */
     #define TIDY_SLOTS 16
     #define FORGET_AT_ONCE 10000
+    /* Lines whose cells are fetched before they are booked. */
+    #define LINES_AHEAD 12
     """
-    const int GONE_SLOTS, FORGET_SLOTS, TIDY_SLOTS, FORGET_AT_ONCE
+    const int GONE_SLOTS, FORGET_SLOTS, TIDY_SLOTS, FORGET_AT_ONCE, LINES_AHEAD
     const Py_ssize_t HISTORY_NUMBERS, GIVEN_NUMBERS
 
 cdef extern from *:
@@ -79,6 +86,11 @@ cdef extern from *:
     #define ahead(address) __builtin_prefetch((address), 1)
     """
     void ahead(void *address) noexcept nogil
+
+cdef enum:  # what an assignment is at
+    AT_REST = 0
+    ASSIGNING = 1
+    TIDYING = 2
 
 cdef enum:
     FAIR = 0
@@ -112,11 +124,13 @@ cdef class Book:
         self.assigned = first - 1
         self.nr_slot = nr_slot
         self.users = {}
-        self.names = []
+        self.register = Register()
+        self.names = self.register.names
         self.free = deque()
         self.sums = {}
         self.past = {}
         self.is_assigning = False
+        self.phase = AT_REST
 
     def __dealloc__(self):
         cdef Py_ssize_t i
@@ -206,34 +220,129 @@ cdef class Book:
         report before it is in the book.
         """
         cdef int node = self._node(node_id), number
-        cdef double consumed, settled, held, new
-        cdef unsigned int rejected, requests, refused, served
-        cdef Cell *cell
+        cdef Booking booking = Booking(slot, self._day(slot), slots, sequence, since, is_known, is_reborn)
+        cdef Packed packed
         cdef Usage usage = Usage(node_id, slots, self.names)
+        cdef Sums sums = None
         for user, resources in lines.items():
             for resource, line in (<dict?> resources).items():
-                consumed, rejected_, requests_, settled, held = line
-                rejected = <unsigned int> (<unsigned long long> rejected_)
-                requests = <unsigned int> (<unsigned long long> requests_)
+                packed.consumed, rejected, requests, packed.settled, packed.held = line
+                packed.rejected = <unsigned int> (<unsigned long long> rejected)
+                packed.requests = <unsigned int> (<unsigned long long> requests)
                 number = self._number_of(user, resource, slot)
-                cell = self._cell(&self.buckets[number], node)
-                if cell.sequence == 0 or (
-                    since >= cell.sequence and sequence - cell.sequence > FORGET_SLOTS
-                ):
-                    new = consumed if is_reborn else consumed - settled
-                    refused = rejected if is_known or is_reborn else 0
-                    served = requests if is_known or is_reborn else 0
-                else:
-                    new = max(0.0, consumed - cell.consumed)
-                    refused = rejected - cell.rejected
-                    served = requests - cell.requests
-                cell.consumed = consumed
-                cell.rejected = rejected
-                cell.requests = requests
-                cell.sequence = sequence
-                cell.lapsed = 0.0
-                self._enter(usage, number, cell, slot, new, refused, served, held)
+                if sums is None:
+                    sums = self._sums(slot)
+                self._book_line(&booking, number, self._cell(&self.buckets[number], node), &packed, sums, usage)
         return usage
+
+    def record_packed(
+        self,
+        str node_id not None,
+        long long slot,
+        PackedLines lines not None,
+        Py_ssize_t begin,
+        Py_ssize_t end,
+        *,
+        int slots=1,
+        unsigned int sequence=1,
+        unsigned int since=0,
+        bint is_known=False,
+        bint is_reborn=False,
+        bint deducts=False,
+    ):
+        """As `record`, of the lines `begin` to `end`, which are of our service.
+
+        With `deducts` it takes what was consumed out of the buckets, too, and returns None. What
+        the next lines need is fetched while a line is booked: to wait for memory is what costs.
+        """
+        cdef int node = self._node(node_id)
+        cdef Booking booking = Booking(slot, self._day(slot), slots, sequence, since, is_known, is_reborn)
+        cdef Usage usage = None if deducts else Usage(node_id, slots, self.names)
+        cdef Sums sums
+        cdef Found *found
+        cdef Cell *cell
+        cdef Py_ssize_t i, coming
+        if not 0 <= begin <= end <= lines.count:
+            raise ValueError(f"expected lines from 0 to {lines.count}, got {begin} to {end}")
+        if begin == end:
+            return usage
+        self._know(lines.dictionary, lines.dictionary.found[lines.lines[begin].entry].service)
+        sums = self._sums(slot)
+        for i in range(begin - 2 * LINES_AHEAD, end):
+            coming = i + 2 * LINES_AHEAD
+            if begin <= coming < end:
+                found = &lines.dictionary.found[lines.lines[coming].entry]
+                if found.serial == 0 or self.register.serials[found.number] != found.serial:
+                    self._find(lines.dictionary, lines.lines[coming].entry, slot)
+                ahead(&self.buckets[found.number])
+                ahead(<char *> &self.buckets[found.number] + 64)
+            coming = i + LINES_AHEAD
+            if begin <= coming < end:
+                found = &lines.dictionary.found[lines.lines[coming].entry]
+                if found.position < self.buckets[found.number].count:
+                    cell = &self.buckets[found.number].cells[found.position]
+                    ahead(cell)
+                    ahead(<char *> cell + 64)
+            if i < begin:
+                continue
+            found = &lines.dictionary.found[lines.lines[i].entry]
+            if (
+                found.position >= self.buckets[found.number].count
+                or self.buckets[found.number].cells[found.position].node != node
+            ):
+                cell = self._cell(&self.buckets[found.number], node)
+                found.position = <int> (cell - self.buckets[found.number].cells)
+            self._book_line(
+                &booking,
+                found.number,
+                &self.buckets[found.number].cells[found.position],
+                &lines.lines[i],
+                sums,
+                usage,
+            )
+        return usage
+
+    cdef int _know(self, Dictionary dictionary, int service) except -1:
+        """What was found of a service in another book is of no use here."""
+        cdef Py_ssize_t i
+        if dictionary.registers[service] is not self.register:
+            for i in range(dictionary.count):
+                if dictionary.found[i].service == service:
+                    dictionary.found[i].serial = 0
+            dictionary.registers[service] = self.register
+        return 0
+
+    cdef int _find(self, Dictionary dictionary, int entry, long long slot) except -1:
+        cdef Found *found = &dictionary.found[entry]
+        user, resource = dictionary.names[entry]
+        found.number = <int> self._number_of(user, resource, slot)
+        found.serial = self.register.serials[found.number]
+        found.position = 0
+        dictionary.names[entry] = self.names[found.number]  # one tuple for all who know it
+        return 0
+
+    cdef inline int _book_line(
+        self, const Booking *booking, int number, Cell *cell, const Packed *line, Sums sums, Usage usage
+    ) except -1:
+        """Book a line. Without `usage` it is deducted from the level here and now."""
+        cdef double new
+        cdef unsigned int refused, served
+        if cell.sequence == 0 or (
+            booking.since >= cell.sequence and booking.sequence - cell.sequence > FORGET_SLOTS
+        ):
+            new = line.consumed if booking.is_reborn else line.consumed - line.settled
+            refused = line.rejected if booking.is_known or booking.is_reborn else 0
+            served = line.requests if booking.is_known or booking.is_reborn else 0
+        else:
+            new = max(0.0, line.consumed - cell.consumed)
+            refused = line.rejected - cell.rejected
+            served = line.requests - cell.requests
+        cell.consumed = line.consumed
+        cell.rejected = line.rejected
+        cell.requests = line.requests
+        cell.sequence = booking.sequence
+        cell.lapsed = 0.0
+        return self._enter(booking, number, cell, new, refused, served, line.held, sums, usage)
 
     def record_slot(
         self, str node_id not None, long long slot, dict consumption not None, dict rejection not None
@@ -244,8 +353,11 @@ cdef class Book:
         """
         cdef int node = self._node(node_id), number
         cdef double consumed
+        cdef unsigned int rejected
         cdef Cell *cell
+        cdef Booking booking = Booking(slot, self._day(slot), 1, 0, 0, True, False)
         cdef Usage usage = Usage(node_id, 1, self.names)
+        cdef Sums sums = None
         for user in {**consumption, **rejection}:
             amounts = consumption.get(user, {})
             refusals = rejection.get(user, {})
@@ -255,64 +367,35 @@ cdef class Book:
                 number = self._number_of(user, resource, slot)
                 cell = self._cell(&self.buckets[number], node)
                 cell.consumed += consumed
-                self._enter(usage, number, cell, slot, consumed, rejected, 0, 0.0)
+                if sums is None:
+                    sums = self._sums(slot)
+                self._enter(&booking, number, cell, consumed, rejected, 0, 0.0, sums, usage)
         return usage
 
-    cdef int _enter(
+    cdef inline int _enter(
         self,
-        Usage usage,
+        const Booking *booking,
         int number,
         Cell *cell,
-        long long slot,
         double new,
         unsigned int refused,
         unsigned int served,
         double held,
+        Sums sums,
+        Usage usage,
     ) except -1:
-        """Note in a cell what is new of it: the mean cost, the demand, the sums of the slot."""
-        cdef Bucket *bucket = &self.buckets[number]
-        cdef double cost, demand, distance, recovered
-        cdef Sums sums
-        cell.listed = max(cell.listed, self._day(slot))
-        if served and new > 0.0:
-            cost = new / served
-            if bucket.cost == 0.0:
-                bucket.cost = cost
-            else:
-                bucket.cost += (cost - bucket.cost) * served / (served + 32.0)
-        demand = (new + max(0.0, held - cell.held) + refused * cost_of_request(bucket)) / usage.slots
-        if refused and bucket.cost == 0.0:
-            # Refusals of unknown cost: the node wants more than it had, say as much again.
-            demand += new / usage.slots
-        cell.held = held
-        # Within chance the mean is the better guess; a jump beyond it is believed at once. A fall
-        # is taken to go on: traffic that left within the slot has left by the time of the quota.
-        distance = demand - cell.demand
-        if demand == 0.0 or cell.demand == <float> INFINITY:
-            cell.demand = <float> demand
-        elif distance * distance <= 9.0 * cost_of_request(bucket) * max(demand, <double> cell.demand):
-            cell.demand += <float> (0.3 * distance)
-        elif distance > 0.0:
-            cell.demand = <float> demand
-        else:
-            cell.demand = <float> max(0.1 * demand, demand + distance)
-        if bucket.rate >= 0.0:
-            refill(bucket, slot)
-        if usage.slots > 1 and bucket.spilled_at > slot - usage.slots:
-            # The older part was consumed while refill spilled over that should have covered it.
-            recovered = min(bucket.spilled, new * (usage.slots - 1) / usage.slots)
-            bucket.spilled -= recovered
-            bucket.level += recovered
+        """Note what is new of a cell: in it and its bucket, in the sums of the slot, and in `usage`."""
+        cell.listed = max(cell.listed, booking.day)
+        enter(&self.buckets[number], cell, booking.slot, booking.slots, new, refused, served, held)
         if new > 0.0 or refused:
-            cell.last_consumed = new
-            cell.last_rejected = refused
-            sums = self._sums(slot)
             if number >= sums.room:
                 sums.grow(self.room)
             sums.consumed[number] += new
             sums.rejected[number] += refused
-            bucket.recorded += new
-            usage.push(number, new, refused, served)
+            if usage is None:
+                self.buckets[number].level -= new
+            else:
+                usage.push(number, new, refused, served)
         return 0
 
     def deduct(self, Usage usage not None):
@@ -335,7 +418,6 @@ cdef class Book:
             return found
         if self.free and self.free[0][0] + self.nr_slot < slot:
             number = self.free.popleft()[1]
-            self.names[number] = (user, resource)
         else:
             number = self.count
             if number == self.room:
@@ -344,8 +426,8 @@ cdef class Book:
                     raise MemoryError
                 self.buckets = grown
                 self.room = max(16, self.room + self.room // 2)
-            self.names.append((user, resource))
             self.count += 1
+        self.register.enter(number, (user, resource))
         resources[resource] = number
         bucket = &self.buckets[number]
         memset(bucket, 0, sizeof(Bucket))
@@ -410,36 +492,78 @@ cdef class Book:
         An error of a rule that was handed in comes out in the end; the buckets it did not split
         are split by ours.
         """
-        cdef Py_ssize_t number, forgotten = 0
-        cdef int line
-        if slot <= self.assigned:
-            return
+        while not self.assign_some(slot, PY_SSIZE_T_MAX):
+            pass
+
+    def assign_some(self, long long slot, Py_ssize_t cells):
+        """Go on with the assignment of `slot` by about so many cells; True when it is done.
+
+        Reports may be booked and asks be answered between two parts. Each bucket is assigned once,
+        in one go, so for a bucket it is as if they had come before the assignment or after it.
+        """
         if self.is_assigning:
             raise RuntimeError("an assignment is going on already")
-        if slot > self.assigned + 4:
-            self._lapse(slot)
-        self._begin_outs(slot)
+        if self.phase == AT_REST:
+            if slot <= self.assigned:
+                return True
+            if slot > self.assigned + 4:
+                self._lapse(slot)
+            self.phase = ASSIGNING
+            self.begun = slot
+            self.done = 0
+            self.rule_error = None
+            self._begin_outs(slot, anew=True)
+        elif slot != self.begun:
+            raise RuntimeError(f"the assignment of slot {self.begun} is going on, got {slot}")
+        if self.phase == ASSIGNING and not self._assign_buckets(cells):
+            return False
+        if not self._tidy_buckets(cells):
+            return False
+        self.phase = AT_REST
+        if self.rule_error is not None:
+            raise self.rule_error
+        return True
+
+    cdef bint _assign_buckets(self, Py_ssize_t cells) except -1:
+        cdef Py_ssize_t number = self.done
+        cdef long long slot = self.begun
+        cdef int line
+        self._begin_outs(slot, anew=False)  # of nodes that came between two parts
         self.is_assigning = True
-        self.rule_error = None
         try:
-            for number in range(self.count):
+            while number < self.count and cells > 0:
                 if number + 1 < self.count:
                     for line in range(8):
                         ahead(<char *> self.buckets[number + 1].cells + 64 * line)
+                cells -= 1
                 if self.buckets[number].count and self.buckets[number].rate >= 0.0:
+                    cells -= self.buckets[number].count
                     self._assign(<int> number, slot)
+                number += 1
         finally:
             self.is_assigning = False
+            self.done = number
+        if number < self.count:
+            return False
+        self.phase = TIDYING
         self.assigned = slot
+        self.tidied = slot & (TIDY_SLOTS - 1)
+        self.forgotten = 0
         self._archive()
-        # A part of the buckets in each slot: all of them are looked at well within a minute.
-        for number in range(slot & (TIDY_SLOTS - 1), self.count, TIDY_SLOTS):
-            if forgotten == FORGET_AT_ONCE:
-                break
+        return True
+
+    cdef bint _tidy_buckets(self, Py_ssize_t cells) except -1:
+        """A part of the buckets in each slot: all of them are looked at well within a minute."""
+        cdef Py_ssize_t number = self.tidied
+        while number < self.count and self.forgotten < FORGET_AT_ONCE:
+            if cells <= 0:
+                self.tidied = number
+                return False
             if self.names[number] is not None:
-                forgotten += self._tidy(<int> number, slot)
-        if self.rule_error is not None:
-            raise self.rule_error
+                cells -= 1 + self.buckets[number].count
+                self.forgotten += self._tidy(<int> number, self.assigned)
+            number += TIDY_SLOTS
+        return True
 
     def rebase(self, long long slot):
         """The clock has gone back, to `slot`: go on from there.
@@ -464,6 +588,7 @@ cdef class Book:
                 cell.listed = min(cell.listed, day)
                 cell.asked = min(cell.asked, day - 1)
         self.assigned = slot - 1
+        self.phase = AT_REST
 
     def _archive(self):
         """Keep what was given, for those who ask later: few slots of many cells, or many of few."""
@@ -611,7 +736,7 @@ cdef class Book:
             out = &outs[2 * cell.node + (target & (lead[cell.node] - 1))]
             if out.count == out.room:
                 _grow(out)
-            out.given[out.count] = Given(number, <float> amount)
+            out.given[out.count] = Given(number, <float> amount, cell.safe)
             ahead(&out.given[out.count + 12])
             out.count += 1
         return 0
@@ -642,7 +767,7 @@ cdef class Book:
             if self.wishes[i].demand >= 0.0:
                 self.wishes[i].share = next(given)
 
-    def _begin_outs(self, long long slot):
+    def _begin_outs(self, long long slot, *, bint anew):
         cdef Py_ssize_t i, room = 2 * len(self.nodes.names)
         cdef Out *outs
         cdef Out *out
@@ -657,8 +782,9 @@ cdef class Book:
         for i in range(len(self.nodes.names)):
             target = slot + self.nodes.lead[i]
             out = self._out(<int> i, target)
-            out.slot = target
-            out.count = 0
+            if anew or out.slot != target:
+                out.slot = target
+                out.count = 0
 
     cdef Out *_out(self, int node, long long slot) noexcept:
         """Where the quota of a node and slot stands. Who is told at once needs only the newest."""
@@ -698,55 +824,50 @@ cdef class Book:
         del resources[resource]
         if not resources:
             del self.users[user]
-        self.names[number] = None
+        self.register.strike(number)
         self.free.append((slot, number))
         return 1
 
     # What was given
 
     def quota(self, long long slot, str node_id not None):
-        """user -> resource -> (amount, safe): what the node was given for a slot."""
-        cdef int node = self.nodes.number_of(node_id), at
+        """What the node was given for a slot."""
+        cdef int node = self.nodes.number_of(node_id)
         cdef Out *out
-        cdef Bucket *bucket
-        cdef Py_ssize_t i
-        result = {}
-        if node < 0 or 2 * node + 1 >= self.outs_room:
-            return result
-        out = self._out(node, slot)
-        if out.slot != slot:
-            return result
-        for i in range(out.count):
-            name = self.names[out.given[i].bucket]
-            if name is not None:
-                bucket = &self.buckets[out.given[i].bucket]
-                at = position_of(bucket, node)
-                safe = bucket.cells[at].safe if at < bucket.count and bucket.cells[at].node == node else 0.0
-                result.setdefault(name[0], {})[name[1]] = (out.given[i].amount, safe)
-        return result
+        if 0 <= node and 2 * node + 1 < self.outs_room:
+            out = self._out(node, slot)
+            if out.slot == slot:
+                return given_shares(self.register, out.given, out.count)
+        return given_shares(self.register, NULL, 0)
 
     def grant(self, long long slot, str node_id not None, str user not None, resources):
         """Give a node that asks, within slot `slot`, a part of what is free of a user's buckets.
 
         Returns a list of (slot, resource, amount, safe), for this slot, and for the next one if
         it has been assigned already. To ask again in the same slot gives the same once more.
+        In the middle of an assignment some of the buckets have their next share and others not:
+        then the next slot is not told of, as a user would have only some of his limits in it. The
+        whole quota will tell all.
         """
         cdef int node = self._node(node_id), number, day = self._day(slot)
         cdef Bucket *bucket
         cdef Cell *cell
         cdef Out *out
-        cdef long long last, target
+        cdef long long last, target, told = slot + 1
         cdef double available, amount
         cdef bint again
         result = []
-        if self.assigned > slot:
+        if self.assigned > slot or (self.phase == ASSIGNING and self.begun > slot):
             return result  # the clock has gone back a little: it will catch up
-        last = max(self.assigned, slot - 1)
         for resource in resources:
             number = self._number_of(user, resource, slot)
             bucket = &self.buckets[number]
             if bucket.rate < 0.0:
                 continue
+            last = max(self.assigned, slot - 1)
+            if self.phase == ASSIGNING and number < self.done:
+                last = self.begun
+            told = min(told, last + 1)
             cell = self._cell(bucket, node)
             again = cell.asked == day
             cell.asked = day
@@ -768,9 +889,9 @@ cdef class Book:
                     out = self._out(node, target)
                     if out.count == out.room:
                         _grow(out)
-                    out.given[out.count] = Given(number, cell.promised[target & 3])
+                    out.given[out.count] = Given(number, cell.promised[target & 3], cell.safe)
                     out.count += 1
-        return result
+        return [share for share in result if share[0] <= told]
 
     cdef double _outstanding(self, Bucket *bucket):
         cdef int i
@@ -908,7 +1029,7 @@ cdef class Book:
         cdef long long target
         cdef Cell *cell
         cdef Out *out
-        self._begin_outs(self.assigned)
+        self._begin_outs(self.assigned, anew=True)
         for number in range(self.count):
             for i in range(self.buckets[number].count):
                 cell = &self.buckets[number].cells[i]
@@ -917,7 +1038,7 @@ cdef class Book:
                     out = self._out(cell.node, target)
                     if out.count == out.room:
                         _grow(out)
-                    out.given[out.count] = Given(<int> number, cell.promised[target & 3])
+                    out.given[out.count] = Given(<int> number, cell.promised[target & 3], cell.safe)
                     out.count += 1
 
     # Looking

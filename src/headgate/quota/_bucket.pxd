@@ -5,7 +5,7 @@ resource's unit; slots in a cell are numbered from the book's first slot on, beg
 that they fit, and 0 is never.
 """
 
-from libc.math cimport floor
+from libc.math cimport INFINITY, floor
 
 cdef extern from *:
     """
@@ -123,3 +123,53 @@ cdef inline double part_for_asker(double available, double rate, double request)
     if amount < WHOLE_REQUESTS * request:
         amount = request * floor(amount / request + SLACK)
     return amount
+
+
+cdef inline void enter(
+    Bucket *bucket,
+    Cell *cell,
+    long long slot,
+    int slots,
+    double new,
+    unsigned int refused,
+    unsigned int served,
+    double held,
+) noexcept nogil:
+    """Note what is new of a cell, up to `slot` and in so many slots: the mean cost, the demand."""
+    cdef double cost, demand, distance, recovered, request
+    if served and new > 0.0:
+        cost = new / served
+        if bucket.cost == 0.0:
+            bucket.cost = cost
+        elif cost != bucket.cost:
+            bucket.cost += (cost - bucket.cost) * served / (served + 32.0)
+    request = cost_of_request(bucket)
+    demand = new + max(0.0, held - cell.held) + refused * request
+    if slots > 1:
+        demand /= slots
+    if refused and bucket.cost == 0.0:
+        # Refusals of unknown cost: the node wants more than it had, say as much again.
+        demand += new / slots
+    cell.held = <float> held
+    # Within chance the mean is the better guess; a jump beyond it is believed at once. A fall
+    # is taken to go on: traffic that left within the slot has left by the time of the quota.
+    distance = demand - cell.demand
+    if demand == 0.0 or cell.demand == <float> INFINITY:
+        cell.demand = <float> demand
+    elif distance * distance <= 9.0 * request * max(demand, <double> cell.demand):
+        cell.demand += <float> (0.3 * distance)
+    elif distance > 0.0:
+        cell.demand = <float> demand
+    else:
+        cell.demand = <float> max(0.1 * demand, demand + distance)
+    if bucket.rate >= 0.0:
+        refill(bucket, slot)
+    if slots > 1 and bucket.spilled_at > slot - slots:
+        # The older part was consumed while refill spilled over that should have covered it.
+        recovered = min(bucket.spilled, new * (slots - 1) / slots)
+        bucket.spilled -= recovered
+        bucket.level += recovered
+    if new > 0.0 or refused:
+        cell.last_consumed = <float> new
+        cell.last_rejected = <float> refused
+        bucket.recorded += new

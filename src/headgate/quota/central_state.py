@@ -16,6 +16,7 @@ and the nodes see no seam.
 
 import math
 from collections import deque
+from collections.abc import Iterator
 
 from headgate.quota.ledger import Ledger
 from headgate.quota.protocol import Ack, Ask, Quota, Report, ServiceQuota
@@ -25,6 +26,7 @@ __all__ = ["CentralState"]
 _ASSIGN_AT = 0.5  # of a slot
 _CLOCK_SAMPLES = 8  # of a node
 _CLOCK_NODES = 32
+_NODES_AT_ONCE = 16
 
 
 class CentralState:
@@ -38,6 +40,8 @@ class CentralState:
         self._offset = wall - now
         self._samples: dict[str, deque[float]] = {}  # of each node, the newest last
         self._assigned = self.slot(now) - 1
+        self._parts: Iterator[None] | None = None  # of the assignment that is going on
+        self._untold: list[str] = []  # the nodes whose quotas of it are still to be sent
 
     def __repr__(self) -> str:
         role = "active" if self.leads else "standby"
@@ -54,6 +58,8 @@ class CentralState:
 
     def due(self, now: float) -> float:
         """When `tick` has something to do next."""
+        if self._is_ticking:
+            return now
         middle = (self._assigned + 1 + _ASSIGN_AT) * self.ledger.slot_seconds
         return middle - self._offset
 
@@ -122,16 +128,37 @@ class CentralState:
 
     def tick(self, now: float) -> list[tuple[str, Quota]]:
         """Assign when the middle of a slot has come; the quotas that are to be sent."""
-        slot = math.floor(self.time(now) / self.ledger.slot_seconds - _ASSIGN_AT)
-        if slot <= self._assigned:
-            return []
-        self._assigned = slot
-        if not self.leads and not self.ledger.has_nodes:
-            return []  # it is not known yet what time it is at the leader
-        self.ledger.assign(slot)
+        quotas = self.tick_some(now)
+        while self._is_ticking:
+            quotas.extend(self.tick_some(now))
+        return quotas
+
+    def tick_some(self, now: float) -> list[tuple[str, Quota]]:
+        """As `tick`, but for some milliseconds only: then `due` is at once, for the rest of it.
+
+        Messages may be received between two calls.
+        """
+        if not self._is_ticking:
+            slot = math.floor(self.time(now) / self.ledger.slot_seconds - _ASSIGN_AT)
+            if slot <= self._assigned:
+                return []
+            self._assigned = slot
+            if not self.leads and not self.ledger.has_nodes:
+                return []  # it is not known yet what time it is at the leader
+            self._parts = self.ledger.assigning(slot)
+        if self._parts is not None:
+            for _ in self._parts:
+                return []
+            self._parts = None
+            self._untold = self.ledger.live_nodes(self._assigned)[::-1]
         if not self.leads:
-            return []
-        return [(node, self._quota(now, slot + 1, node)) for node in self.ledger.live_nodes(slot)]
+            self._untold = []
+        nodes = [self._untold.pop() for _ in range(min(_NODES_AT_ONCE, len(self._untold)))]
+        return [(node, self._quota(now, self._assigned + 1, node)) for node in nodes]
+
+    @property
+    def _is_ticking(self) -> bool:
+        return self._parts is not None or bool(self._untold)
 
     def _quota(self, now: float, slot: int, node: str) -> Quota:
         return self._told(now, slot, self.ledger.quota(slot - 1, node), whole=True)

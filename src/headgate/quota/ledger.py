@@ -13,14 +13,17 @@ Limits may change at any time (`set_limits`); they take effect with the next ass
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from itertools import islice
 from operator import itemgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from headgate.errors import ConfigError, ProtocolError
 from headgate.quota._book import MISSED_SLOTS, Book
+from headgate.quota._given import GivenShares
+from headgate.quota._lines import PackedLines
 from headgate.quota._nodes import Nodes
 from headgate.quota.entries import Entry
 from headgate.quota.limits_table import LimitsTable
@@ -49,6 +52,7 @@ _COLD_SLOTS = 2
 _COLD_NODES = 16
 _CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
 _LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
+_PART_CELLS = 100_000  # are assigned in some 3 ms
 _CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
 
 _Result = TypeVar("_Result")
@@ -63,6 +67,16 @@ class _KnownNode:
     slot: int  # the highest it has reported
     seen: int  # the slot in which it was last heard of
     booked: int = 0  # classic: bit n is set when the report of slot `slot - n` is booked
+
+
+class _How(TypedDict):
+    """How a report is booked: see `Book.record`."""
+
+    slots: int
+    sequence: int
+    since: int
+    is_known: bool
+    is_reborn: bool
 
 
 class Ledger:
@@ -104,6 +118,7 @@ class Ledger:
         self._books: dict[str, Book] = {}
         self._services: dict[str, Service] = {}
         self._reported: dict[int, set[str]] = {}
+        self._parts: Iterator[None] | None = None  # of the assignment that is going on
 
     # Limits
 
@@ -141,6 +156,7 @@ class Ledger:
         """The clock has gone back by more than can be waited for."""
         _logger.warning("the clock went back from slot %d to %d", self._assigned, slot)
         self._assigned = slot - 1
+        self._parts = None
         for known in self._known.values():
             known.slot = min(known.slot, slot - 1)
             known.seen = min(known.seen, slot)
@@ -198,8 +214,9 @@ class Ledger:
                 f"node {report.node!r} sends report {report.sequence!r} since {report.since!r}, "
                 f"expected whole numbers below {_LARGEST_NUMBER}, the second not above the first"
             )
-        for users in report.lines.values():
-            Book.check(report.node, users)
+        if not isinstance(report.lines, PackedLines):  # those are checked where they are read
+            for users in report.lines.values():
+                Book.check(report.node, users)
         known = self._known.get(report.node)
         is_known = known is not None and known.boot == report.boot
         is_reborn = known is not None and known.boot < report.boot
@@ -224,23 +241,36 @@ class Ledger:
         known.slot = max(known.slot, reported)
         self._nodes.add(report.node, slot - MISSED_SLOTS if report.leaving else known.slot)
         self._note_reported(reported, report.node)
-        for name, users in report.lines.items():
-            if name in self._books:
-                usage = self._books[name].record(
-                    report.node,
-                    reported,
-                    users,
-                    slots=covered,
-                    sequence=report.sequence,
-                    since=report.since,
-                    is_known=is_known,
-                    is_reborn=is_reborn,
-                )
-                self._guarded(name, self._services[name].consume, reported, usage)
+        how: _How = {
+            "slots": covered,
+            "sequence": report.sequence,
+            "since": report.since,
+            "is_known": is_known,
+            "is_reborn": is_reborn,
+        }
+        if isinstance(report.lines, PackedLines):
+            self._book_packed(report.node, reported, report.lines, how)
+        else:
+            for name, users in report.lines.items():
+                if name in self._books:
+                    usage = self._books[name].record(report.node, reported, users, **how)
+                    self._guarded(name, self._services[name].consume, reported, usage)
         if report.leaving:
             for book in self._books.values():
                 book.release(report.node)
         return True
+
+    def _book_packed(self, node: str, slot: int, lines: PackedLines, how: _How) -> None:
+        for name, begin, end in lines.parts:
+            if name not in self._books:
+                continue
+            service = self._services[name]
+            # Ours would do nothing but deduct it: so it can be done on the way.
+            usage = self._books[name].record_packed(
+                node, slot, lines, begin, end, **how, deducts=type(service) is BucketService
+            )
+            if usage is not None:
+                self._guarded(name, service.consume, slot, usage)
 
     def booked(self, node: str, boot: int) -> int:
         """The sequence up to which a boot of a node is booked; 0: nothing is."""
@@ -312,16 +342,46 @@ class Ledger:
         Slots that were missed are made up for, as far as their promises may still be in use:
         nodes go on with what they had.
         """
+        for _ in self.assigning(slot, cells=sys.maxsize):
+            pass
+
+    def assigning(self, slot: int, cells: int = _PART_CELLS) -> Iterator[None]:
+        """As `assign`, in parts of about so many cells: some milliseconds.
+
+        Reports may be booked and asks be answered between two of them; for each bucket it is as
+        if they had come before the assignment or after it. Whoever needs the next assignment
+        before this one is over brings it to its end.
+        """
         self.begin(slot)
+        self._finish()
         self._change_limits(slot)
-        self._assign_up_to(slot)
+        parts = self._parts = self._assign_up_to(slot, cells)
+        for _ in parts:
+            yield
+            if self._parts is not parts:
+                break  # it was brought to its end, or the clock went back
+        else:
+            self._parts = None
         self._forget_nodes(slot)
         self._live = len(self.live_nodes(slot))
 
-    def _assign_up_to(self, slot: int) -> None:
+    def _finish(self, up_to: int | None = None) -> None:
+        """Bring an assignment that is going on to its end; only if it is of a slot `up_to`."""
+        if self._parts is not None and (up_to is None or self._assigned < up_to):
+            for _ in self._parts:
+                pass
+            self._parts = None
+
+    def _assign_up_to(self, slot: int, cells: int) -> Iterator[None]:
         for made_up in range(max(self._assigned + 1, slot - _CATCH_UP_SLOTS + 1), slot + 1):
-            for name, service in self._services.items():
-                self._guarded(name, service.assign, made_up)
+            for name, service in list(self._services.items()):
+                if isinstance(service, BucketService):
+                    while self._guarded(name, service.assign_some, made_up, cells) is False:
+                        yield
+                else:
+                    self._guarded(name, service.assign, made_up)
+                    yield
+            self._assigned = made_up
         self._assigned = max(self._assigned, slot)
 
     def _forget_nodes(self, slot: int) -> None:
@@ -343,7 +403,7 @@ class Ledger:
 
     def _shares(self, name: str, slot: int, node: str) -> Shares:
         shares = self._guarded(name, self._services[name].quota, slot, node)
-        return shares if isinstance(shares, dict) else {}
+        return shares if isinstance(shares, dict | GivenShares) else {}
 
     def ask(self, slot: int, ask: Ask) -> dict[int, dict[str, ServiceQuota]]:
         """Answer a node that has met users it has no share for, by slot and service.
@@ -355,15 +415,18 @@ class Ledger:
         if not self.is_live(ask.node, slot):
             return answer
         self.begin(slot)
-        self._assign_up_to(slot - 1)
+        self._finish(slot - 1)
+        for _ in self._assign_up_to(slot - 1, sys.maxsize):
+            pass
         count = self.nodes(slot)
         for name, users in ask.users.items():
             newcomers = self._table.newcomers(name, count)
+            told: dict[int, dict[str, dict[str, Share]]] = {}
             for user in users:
                 for target, shares in self._grant(slot, ask.node, name, user).items():
-                    services = answer.setdefault(target, {})
-                    quota = services.setdefault(name, ServiceQuota({}, newcomers))
-                    quota.users[user] = shares
+                    told.setdefault(target, {})[user] = shares
+            for target, answered in told.items():
+                answer.setdefault(target, {})[name] = ServiceQuota(answered, newcomers)
         return answer
 
     def _grant(self, slot: int, node: str, name: str, user: str) -> dict[int, dict[str, Share]]:

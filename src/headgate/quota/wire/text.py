@@ -1,0 +1,206 @@
+"""Text frames: a message as JSON with full names, for nodes that have no use for bytes.
+
+    {"report": {...}}   {"ask": {...}}   {"ack": {...}}   {"quota": {...}}
+
+The keys are those of the values in `protocol`; a line is [consumed, rejected, requests, settled,
+held], a share [amount, safe]. Keys that are not known here are ignored, so that the format can
+grow. Everything that is read is checked: a frame makes sense as a whole, or a ProtocolError says
+what does not.
+"""
+
+import json
+from typing import Any
+
+from headgate.errors import ProtocolError
+from headgate.quota.protocol import Ack, Ask, Line, Lines, Quota, Report, ServiceQuota, Share
+from headgate.quota.wire.bounds import Bounds
+from headgate.quota.wire.checks import amount, fail, flag, name, time, whole
+
+try:
+    import orjson
+except ImportError:  # a node without the central's extra
+    orjson = None  # type: ignore[assignment]
+
+__all__ = ["read_answer", "read_message", "write_answer", "write_message"]
+
+_COUNT = 1 << 63  # of requests; it may wrap at 2**32
+_VERSION = 1 << 56
+
+
+def read_message(frame: str, bounds: Bounds) -> Report | Ask:
+    """What a node has sent."""
+    kind, body = _open(frame, bounds, "report", "ask")
+    return _report(body, bounds) if kind == "report" else _ask(body, bounds)
+
+
+def read_answer(frame: str, bounds: Bounds) -> Ack | Quota:
+    """What a central has sent."""
+    kind, body = _open(frame, bounds, "ack", "quota")
+    return _ack(body, bounds) if kind == "ack" else _quota(body, bounds)
+
+
+def write_message(message: Report | Ask) -> str:
+    if isinstance(message, Report):
+        return _dumps("report", message._asdict())
+    return _dumps("ask", message._asdict())
+
+
+def write_answer(answer: Ack | Quota) -> str:
+    if isinstance(answer, Ack):
+        return _dumps("ack", answer._asdict())
+    body = answer._asdict()
+    body["services"] = {
+        service: {"newcomers": part.newcomers, "users": part.users}
+        for service, part in answer.services.items()
+    }
+    return _dumps("quota", body)
+
+
+def _dumps(kind: str, body: dict[str, Any]) -> str:
+    if orjson is None:
+        return json.dumps({kind: body}, allow_nan=False, separators=(",", ":"))
+    return orjson.dumps({kind: body}, default=tuple).decode()
+
+
+def _loads(frame: str) -> object:
+    try:
+        if orjson is not None:
+            return orjson.loads(frame)
+        return json.loads(frame, parse_constant=lambda text: fail("a number", text, "a finite one"))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the frame is not JSON: {error}") from error
+
+
+def _open(frame: str, bounds: Bounds, *kinds: str) -> tuple[str, dict[str, Any]]:
+    if len(frame) > bounds.frame_bytes:
+        fail("the length of the frame", len(frame), f"at most {bounds.frame_bytes}")
+    message = _loads(frame)
+    if type(message) is dict:
+        for kind in kinds:
+            if type(body := message.get(kind)) is dict:
+                return kind, body
+    fail("the frame", message, f"an object with the key {' or '.join(kinds)}")
+
+
+def _mapping(what: str, value: object, most: int) -> dict[str, Any]:
+    if type(value) is not dict:
+        fail(what, value, "an object")
+    if len(value) > most:
+        fail(f"the number of {what}", len(value), f"at most {most}")
+    return value
+
+
+def _report(body: dict[str, Any], bounds: Bounds) -> Report:
+    return Report(
+        name("node", body.get("node"), bounds.name_bytes),
+        whole("boot", body.get("boot")),
+        whole("sequence", body.get("sequence"), 0, 1 << 31),
+        whole("epoch", body.get("epoch"), -1),
+        whole("since", body.get("since"), 0, 1 << 31),
+        whole("slot", body.get("slot"), -1),
+        time("sent", body.get("sent")),
+        _lines(body.get("lines"), bounds),
+        flag("leaving", body.get("leaving", False)),
+    )
+
+
+def _lines(value: object, bounds: Bounds) -> Lines:
+    lines = _mapping("lines", value, bounds.services)
+    left = bounds.users
+    for service, users in lines.items():
+        name("service", service, bounds.service_bytes)
+        left -= len(_mapping("users", users, left))
+        for user, resources in users.items():
+            name("user", user, bounds.name_bytes)
+            for resource, line in _mapping("resources", resources, bounds.resources).items():
+                name("resource", resource, bounds.name_bytes)
+                resources[resource] = _line(line)
+    return lines
+
+
+def _line(line: object) -> Line:
+    if type(line) is not list or len(line) < 5:
+        fail("a line", line, "[consumed, rejected, requests, settled, held]")
+    consumed = amount("consumed", line[0])
+    settled = amount("settled", line[3])
+    if settled > consumed:
+        fail("settled", settled, f"at most consumed, which is {consumed!r}")
+    return Line(
+        consumed,
+        whole("rejected", line[1], 0, _COUNT),
+        whole("requests", line[2], 0, _COUNT),
+        settled,
+        amount("held", line[4]),
+    )
+
+
+def _ask(body: dict[str, Any], bounds: Bounds) -> Ask:
+    services = _mapping("users", body.get("users"), bounds.services)
+    left = bounds.users
+    for service, users in services.items():
+        name("service", service, bounds.service_bytes)
+        if type(users) is not list or len(users) > left:
+            fail("users", users, f"a list of at most {left} names")
+        left -= len(users)
+        for user in users:
+            name("user", user, bounds.name_bytes)
+    return Ask(
+        name("node", body.get("node"), bounds.name_bytes),
+        whole("boot", body.get("boot")),
+        whole("slot", body.get("slot"), -1),
+        time("sent", body.get("sent")),
+        services,
+    )
+
+
+def _ack(body: dict[str, Any], bounds: Bounds) -> Ack:
+    return Ack(
+        name("central", body.get("central"), bounds.name_bytes),
+        flag("leads", body.get("leads")),
+        whole("epoch", body.get("epoch"), -1),
+        whole("boot", body.get("boot")),
+        whole("sequence", body.get("sequence"), 0, 1 << 31),
+        time("sent", body.get("sent")),
+        time("time", body.get("time")),
+    )
+
+
+def _quota(body: dict[str, Any], bounds: Bounds) -> Quota:
+    services = {
+        name("service", service, bounds.service_bytes): _service_quota(part, bounds)
+        for service, part in _mapping("services", body.get("services"), bounds.services).items()
+    }
+    return Quota(
+        name("central", body.get("central"), bounds.name_bytes),
+        whole("epoch", body.get("epoch"), -1),
+        whole("version", body.get("version"), 0, _VERSION),
+        whole("slot", body.get("slot"), -1),
+        time("time", body.get("time")),
+        whole("nodes", body.get("nodes"), 0, 1 << 32),
+        flag("whole", body.get("whole")),
+        services,
+    )
+
+
+def _service_quota(value: object, bounds: Bounds) -> ServiceQuota:
+    part = _mapping("a service", value, 1 << 30)
+    newcomers = _mapping("newcomers", part.get("newcomers", {}), bounds.resources)
+    users = _mapping("users", part.get("users", {}), bounds.entries)
+    for user, resources in users.items():
+        name("user", user, bounds.name_bytes)
+        for resource, share in _mapping("resources", resources, bounds.resources).items():
+            name("resource", resource, bounds.name_bytes)
+            resources[resource] = _share(share)
+    return ServiceQuota(
+        users,
+        {
+            name("resource", resource, bounds.name_bytes): amount("newcomers", share)
+            for resource, share in newcomers.items()
+        },
+    )
+
+
+def _share(share: object) -> Share:
+    if type(share) is not list or len(share) < 2:
+        fail("a share", share, "[amount, safe]")
+    return Share(amount("amount", share[0]), amount("safe", share[1]))

@@ -68,9 +68,16 @@ cdef class TextEntries:
     cdef Dictionary dictionary
     cdef dict numbers  # service -> user -> resource -> entry
 
-    def __init__(self):
+    def __cinit__(self):
+        self._begin()
+
+    def __reduce__(self):
+        raise TypeError("entries belong to one connection: they cannot be copied")
+
+    cdef int _begin(self) except -1:
         self.dictionary = Dictionary()
         self.numbers = {}
+        return 0
 
     def __len__(self):
         return self.dictionary.count
@@ -96,7 +103,7 @@ cdef class TextEntries:
         if count > bounds.entries:
             fail("the number of lines", count, f"at most {bounds.entries}")
         if self.dictionary.count > max(FEW, SPARSE * count):
-            self.__init__()
+            self._begin()
         packed = PackedLines(self.dictionary)
         packed.reserve(count)
         for service, users in lines.items():
@@ -143,7 +150,7 @@ cdef class TextEntries:
         if most > bounds.entries:
             raise ProtocolError(f"the report has {most} lines, expected at most {bounds.entries}")
         if self.dictionary.count > max(FEW, SPARSE * most):
-            self.__init__()
+            self._begin()
         packed = PackedLines(self.dictionary)
         packed.reserve(most)
         goes_on = _begins(&text, "an object of services")

@@ -34,11 +34,12 @@ from headgate.limits import (
     limited,
     parse_limits,
 )
-from headgate.quota import Ledger, Service, Throttled
+from headgate.quota import Central, Ledger, Node, Service, Throttled
 
 __all__ = [
     "AdaptiveConcurrency",
     "AsyncRedisKeyed",
+    "Central",
     "ClockMovedBackwards",
     "ConcurrencyLimit",
     "ConfigError",
@@ -50,6 +51,7 @@ __all__ = [
     "Ledger",
     "Limit",
     "ManualClock",
+    "Node",
     "ProtocolError",
     "RateLimited",
     "RateLimiter",

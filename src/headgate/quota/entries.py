@@ -11,19 +11,25 @@ Every key but `service`, `user` and `burst_seconds` names a resource. One bad en
 skipped, the others hold: a typing error in one customer's entry must not lift the limits of all.
 A file that is no TOML at all holds nothing that could be trusted, and raises.
 
-Rates are units per second, burst_seconds are seconds.
+The same flat tables are what functions give, what databases hold and what the HTTP API takes:
+`entry_of` reads one, `read_tables` many, `table_of` writes one. So no resource can be called like
+one of the three keys.
+
+Rates are units per second, burst_seconds are seconds. Names are as long as the wire takes them,
+in bytes of UTF-8.
 """
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headgate.errors import ConfigError
 
-__all__ = ["Entry", "read_entries"]
+__all__ = ["Entry", "entry_of", "read_entries", "read_tables", "table_of"]
 
-_LONGEST_NAME = 256
+_LONGEST_NAME = 200
+_LONGEST_SERVICE = 50
 _LARGEST = 1e15  # amounts up to here are exact to the unit
 _KEYS = ("service", "user", "burst_seconds")
 
@@ -38,14 +44,16 @@ class Entry:
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _name("service", self.service)
-        _name("user", self.user)
+        _name("service", self.service, _LONGEST_SERVICE)
+        _name("user", self.user, _LONGEST_NAME)
         object.__setattr__(self, "burst_seconds", _amount("burst_seconds", self.burst_seconds))
         if not self.rates:
             raise ValueError("rates must name at least one resource, got none")
         rates = {}
         for resource, rate in self.rates.items():
-            _name("a resource", resource)
+            _name("a resource", resource, _LONGEST_NAME)
+            if resource in _KEYS:
+                raise ValueError(f"a resource must not be called {', '.join(_KEYS)}: {resource!r}")
             rates[resource] = _amount(resource, rate)
         object.__setattr__(self, "rates", rates)
 
@@ -56,7 +64,6 @@ def read_entries(text: str) -> tuple[list[Entry], list[str]]:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also of a number with 5,000 digits
         raise ConfigError(f"the limits are not valid TOML: {error}") from None
-    entries: list[Entry] = []
     faults = [
         f"expected only [[limit]] tables, got {key!r}; skipped"
         for key in document
@@ -66,10 +73,18 @@ def read_entries(text: str) -> tuple[list[Entry], list[str]]:
     if not isinstance(tables, list):
         faults.append(f"limit must be a list of tables, [[limit]], got {tables!r}; skipped")
         return [], faults
+    entries, bad = read_tables(tables)
+    return entries, faults + bad
+
+
+def read_tables(tables: Iterable[object]) -> tuple[list[Entry], list[str]]:
+    """The entries of flat tables (or entries as they are), and what is wrong with the others."""
+    entries: list[Entry] = []
+    faults: list[str] = []
     first_place: dict[tuple[str, str], int] = {}
     for place, table in enumerate(tables, 1):
         try:
-            entry = _entry(table)
+            entry = table if isinstance(table, Entry) else entry_of(table)
         except ValueError as error:
             faults.append(f"limit {place}{_whose(table)}: {error}; skipped")
             continue
@@ -84,8 +99,9 @@ def read_entries(text: str) -> tuple[list[Entry], list[str]]:
     return entries, faults
 
 
-def _entry(table: object) -> Entry:
-    if not isinstance(table, dict):
+def entry_of(table: object) -> Entry:
+    """The entry that a flat table means; ValueError says what is wrong with it."""
+    if not isinstance(table, Mapping):
         raise ValueError(f"a limit must be a table, got {table!r}")
     for key in ("service", "user"):
         if key not in table:
@@ -98,19 +114,31 @@ def _entry(table: object) -> Entry:
     )
 
 
+def table_of(entry: Entry) -> dict[str, str | float]:
+    """The flat table that means `entry`."""
+    return {
+        "service": entry.service,
+        "user": entry.user,
+        "burst_seconds": entry.burst_seconds,
+        **entry.rates,
+    }
+
+
 def _whose(table: object) -> str:
-    if not isinstance(table, dict):
+    if isinstance(table, Entry):
+        table = table_of(table)
+    if not isinstance(table, Mapping):
         return ""
     return f" (service {table.get('service')!r}, user {table.get('user')!r})"
 
 
-def _name(what: str, value: object) -> None:
+def _name(what: str, value: object, longest: int) -> None:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{what} must be a name that is not empty, got {value!r}")
-    if len(value) > _LONGEST_NAME:
+    size = len(value.encode(errors="surrogatepass"))
+    if size > longest:
         raise ValueError(
-            f"{what} must have at most {_LONGEST_NAME} characters, got {len(value)}: "
-            f"{value[:40]!r}..."
+            f"{what} must have at most {longest} bytes of UTF-8, got {size}: {value[:40]!r}..."
         )
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value):
         raise ValueError(f"{what} must have no control characters, got {value!r}")

@@ -1,0 +1,109 @@
+"""A classic node, or one who looks through the classic monitor, on one connection.
+
+A frame that makes no sense is answered with an error; only when there are many of them in a
+minute does the connection end, for a classic node cannot tell why and would come back at once.
+A central that stands by ends the connection at the first report, as the classic one did: the node
+goes to the next central.
+"""
+
+from typing import Protocol
+
+from headgate.quota.central.classic import ClassicBook, InvalidMessage, error, parse
+from headgate.quota.central.connection import Connection, Refusal
+from headgate.quota.central.metrics import CentralMetrics
+from headgate.quota.central.node_socket import NodeSocket
+from headgate.quota.central_state import CentralState
+
+__all__ = ["ClassicSession"]
+
+_MOST_BAD = 10  # in a minute
+_MINUTE = 60.0
+
+
+class _Exchange(Protocol):
+    metrics: CentralMetrics
+    state: CentralState
+
+    def now(self) -> float: ...
+
+    def bad_frame(self, address: str) -> None: ...
+
+    def gone(self, socket: NodeSocket) -> None: ...
+
+
+class ClassicSession:
+    """One connection that speaks the classic protocol."""
+
+    def __init__(
+        self,
+        exchange: _Exchange,
+        socket: NodeSocket,
+        connection: Connection,
+        book: ClassicBook,
+        *,
+        may_monitor: bool,
+    ) -> None:
+        self.connection = connection
+        self._exchange = exchange
+        self._socket = socket
+        self._book = book
+        self._may_monitor = may_monitor
+        self._bad = 0
+        self._bad_since = 0.0
+        self._waiting: bytes | None = None  # the newest answer, while the other end does not read
+
+    def received(self, frame: bytes | str) -> Refusal | None:
+        now = self._exchange.now()
+        self.connection.frames += 1
+        try:
+            answer = self._answer(now, frame)
+        except InvalidMessage as fault:
+            answer = error(fault.code, str(fault))
+            if fault.code != "InvalidSubject":
+                self._exchange.bad_frame(self.connection.address)
+                if self._has_too_many(now):
+                    return Refusal.bad_frame(f"the {_MOST_BAD}th in a minute: {fault}")
+        if answer is None:
+            return Refusal.overloaded("this central stands by, another one leads")
+        self._send(answer)
+        self._exchange.metrics.answered(self._exchange.now() - now)
+        return None
+
+    def _answer(self, now: float, frame: bytes | str) -> bytes | None:
+        if not isinstance(frame, str):
+            raise InvalidMessage("InvalidMessage", "expected a text frame, got a binary one")
+        message = parse(frame)
+        if "monitor" in message:
+            self._exchange.metrics.frame("monitor", len(frame))
+            if not self._may_monitor:
+                raise InvalidMessage("Denied", "the monitor needs the admin token")
+            return self._book.monitor(now, message)
+        self._exchange.metrics.frame("classic_report", len(frame))
+        if not self._exchange.state.leads:
+            return None
+        answer = self._book.report(now, message)
+        self.connection.node = message["node_id"]
+        self.connection.last_slot = int(message["slot_number"]) - 1
+        self.connection.quota_sent = now
+        return answer
+
+    def _has_too_many(self, now: float) -> bool:
+        if now - self._bad_since > _MINUTE:
+            self._bad, self._bad_since = 0, now
+        self._bad += 1
+        return self._bad >= _MOST_BAD
+
+    def _send(self, answer: bytes) -> None:
+        if self._socket.is_writable:
+            self._exchange.metrics.frame("classic_answer", len(answer))
+            self._socket.send_text(answer)
+        else:
+            self._waiting = answer
+
+    def writable(self) -> None:
+        answer, self._waiting = self._waiting, None
+        if answer is not None:
+            self._send(answer)
+
+    def lost(self) -> None:
+        self._exchange.gone(self._socket)

@@ -1,0 +1,92 @@
+"""`headgate central`: what the command line makes of a `Central`.
+
+It prints one line when it listens, on stdout, so that a program that has started it knows where;
+everything after that is logged to stderr. Exit code 0 after a clean stop, 1 when it could not
+start, 2 when it was asked wrongly.
+"""
+
+import argparse
+import logging
+import resource
+import sys
+
+from headgate.errors import ConfigError, HeadgateError
+from headgate.quota.central.central import Central
+from headgate.quota.central.tokens import Tokens, read_tokens
+
+__all__ = ["EXAMPLES", "add_arguments", "serve"]
+
+EXAMPLES = """examples:
+  headgate central --limits limits.toml
+  headgate central --limits limits.db --state central.state
+  headgate central --listen 0.0.0.0:7411 --limits redis://10.0.0.5/0 --token-file tokens.toml \\
+      --tls-cert central.crt --tls-key central.key
+
+a token file (chmod 600) has two lines, node = "..." and admin = "..."; one bare line is both"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:7411",
+        metavar="HOST:PORT",
+        help="where to listen (default: 127.0.0.1:7411); port 0 takes any that is free",
+    )
+    parser.add_argument(
+        "--limits",
+        required=True,
+        metavar="SOURCE",
+        help="FILE.toml, FILE.db (SQLite, can be edited through the API) or redis://...",
+    )
+    parser.add_argument("--name", default="central", metavar="N", help="of this central")
+    parser.add_argument("--token-file", metavar="F", help="what nodes and administrators present")
+    parser.add_argument("--tls-cert", metavar="F", help="a certificate, PEM")
+    parser.add_argument("--tls-key", metavar="F", help="its key, PEM")
+    parser.add_argument(
+        "--slot",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="how long a slot is, from 0.1 (default: 1); nodes must have the same",
+    )
+    parser.add_argument("--state", metavar="FILE", help="buckets survive a restart in this file")
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Run it until it is told to stop; the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    try:
+        tokens = read_tokens(arguments.token_file) if arguments.token_file else Tokens()
+        central = Central(
+            arguments.limits,
+            name=arguments.name,
+            listen=arguments.listen,
+            slot_seconds=arguments.slot,
+            node_token=tokens.node,
+            admin_token=tokens.admin,
+            tls_cert=arguments.tls_cert,
+            tls_key=arguments.tls_key,
+            state=arguments.state,
+        )
+        _allow_many_files()
+        central.run(_tell)
+    except (ConfigError, ValueError) as error:
+        arguments.parser.error(str(error))
+    except HeadgateError as error:
+        sys.stderr.write(f"headgate central: {error}\n")
+        return 1
+    return 0
+
+
+def _tell(central: Central) -> None:
+    sys.stdout.write(f"headgate central {central.name} listens on {central.url}\n")
+    sys.stdout.flush()
+
+
+def _allow_many_files() -> None:
+    """Each connection is a file, and the usual bound is 1,024 of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

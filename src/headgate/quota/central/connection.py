@@ -1,0 +1,76 @@
+"""Who is connected: what is known of one websocket, and why one is turned away.
+
+A refusal is told in the close frame, after the handshake: many clients do not show the body of an
+HTTP answer to a handshake, but all of them show the code and the reason of a close frame. The
+first word of the reason says whose fault it is: `denied` (do not come again like this),
+`overloaded` (come again later), `bad frame`, `replaced`, `stopping`.
+
+`since` is wall time, `quota_sent` is monotonic; both in seconds.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+__all__ = ["CLASSIC", "STOPPING", "Connection", "Kind", "Refusal", "cut_reason"]
+
+Kind: TypeAlias = Literal["headgate.v1", "classic"]
+
+CLASSIC: Kind = "classic"
+_REASON_BYTES = 120  # a close frame has room for 123
+
+
+@dataclass(slots=True)
+class Connection:
+    """One websocket, as the API and the monitor show it."""
+
+    kind: Kind
+    address: str  # of the other end, without its port
+    port: int
+    since: float
+    node: str | None = None  # None: it has not said yet
+    frames: int = 0
+    last_slot: int | None = None  # of its last report
+    quota_sent: float | None = None
+
+
+class Refusal(NamedTuple):
+    """Why a connection ends, in a close code and in words."""
+
+    code: int
+    reason: str
+
+    @classmethod
+    def denied(cls, why: str) -> "Refusal":
+        return cls(1008, f"denied: {why}")
+
+    @classmethod
+    def overloaded(cls, why: str) -> "Refusal":
+        return cls(1013, f"overloaded: {why}")
+
+    @classmethod
+    def bad_frame(cls, why: str) -> "Refusal":
+        return cls(1007, f"bad frame: {why}")
+
+    @classmethod
+    def too_big(cls, why: str) -> "Refusal":
+        return cls(1009, f"bad frame: {why}")
+
+    @classmethod
+    def replaced(cls, node: str) -> "Refusal":
+        return cls(4001, f"replaced: another connection of node {node}")
+
+    @property
+    def kind(self) -> str:
+        """The first words, by which refusals are counted."""
+        return self.reason.partition(":")[0]
+
+
+STOPPING = Refusal(1001, "stopping")
+
+
+def cut_reason(reason: str) -> str:
+    """As much of it as fits a close frame, and can be written as UTF-8."""
+    raw = reason.encode("utf-8", "replace")
+    if len(raw) <= _REASON_BYTES:
+        return raw.decode()
+    return raw[: _REASON_BYTES - 3].decode("utf-8", "ignore") + "..."

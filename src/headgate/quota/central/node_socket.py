@@ -1,0 +1,340 @@
+"""One websocket as an asyncio protocol: frames in, frames out, and an end with a reason.
+
+uvicorn accepts the connection and reads its head; from the upgrade on it is ours, without ASGI
+in between: a frame is answered in the call that brings it, and what the other end does not read
+is known at once. (ASGI wants a task and a queue for each connection: 2.5 times the time for each
+report, and no way to see that a node has stopped reading.) The frames are taken apart by
+`websockets`; what they mean is the session's business.
+
+Rules it keeps, so that a connection can hurt only itself:
+
+- It works for at most a few milliseconds at a time; what is left waits for the others' turn.
+- What comes in for frames that are not whole yet is bounded, over all connections.
+- While the other end does not read, it is not read from, and the session is told not to send. If
+  it goes on so for some slots the connection ends.
+- After the close frame it reads on for a moment, and throws away what it reads: a socket that is
+  closed with bytes unread takes the close frame, and with it the reason, from the other end.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from headgate.quota.central.admission import Handshake
+from headgate.quota.central.connection import STOPPING, Connection, Refusal, cut_reason
+from headgate.quota.wire import SUBPROTOCOL
+
+__all__ = ["NodeSocket", "Receiving", "Session"]
+
+_logger = logging.getLogger("headgate.quota.websocket")
+_logger.setLevel(logging.WARNING)  # that a connection opens or closes is no news in a fleet
+
+_TURN_SECONDS = 0.004
+_PIECE_BYTES = 4096  # between two looks at the clock: 700 of the smallest frames, some 10 ms
+_WRITE_BUFFER_BYTES = 1 << 18
+_MOST_FRAGMENTS = 4096
+# Text costs twenty times as much to read as a binary frame: so much takes 30 ms, with 150,000
+# numbers in it. Longer ones would hold up everyone.
+_TEXT_BYTES = 4 << 20
+_LINGER_SECONDS = 2.0
+_PING_AFTER_SECONDS = 15.0
+_LOST_AFTER_SECONDS = 40.0
+_V1 = Subprotocol(SUBPROTOCOL)
+_CONTINUED = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+
+
+class Session(Protocol):
+    """What is spoken over a socket."""
+
+    connection: Connection
+
+    def received(self, frame: bytes | str) -> Refusal | None:
+        """A whole frame has come; a refusal ends the connection."""
+
+    def writable(self) -> None:
+        """The other end reads again."""
+
+    def lost(self) -> None:
+        """The connection has ended, whoever ended it."""
+
+
+class Receiving:
+    """How many bytes have come in for frames that are not whole yet, over all connections."""
+
+    def __init__(self, most: int = 256 << 20) -> None:
+        self.most = most
+        self.bytes = 0
+
+
+class NodeSocket(asyncio.Protocol):
+    """A websocket from its handshake to its end. `open_session` says who may have one."""
+
+    def __init__(
+        self,
+        open_session: "Callable[[NodeSocket, Handshake, str, int], Session | Refusal]",
+        receiving: Receiving,
+        refused: Callable[[Refusal, str], None],
+        frame_bytes: int,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.is_writable = True
+        self._open_session = open_session
+        self._receiving = receiving
+        self._refused = refused
+        self._connections = cast("set[Any]", server_state.connections)
+        self._loop = _loop or asyncio.get_running_loop()
+        self._websocket = ServerProtocol(
+            max_size=frame_bytes,
+            logger=_logger,
+            subprotocols=[_V1],
+            # Left alone it refuses who asks for none.
+            select_subprotocol=lambda _, asked: _V1 if _V1 in asked else None,
+        )
+        self._transport: asyncio.Transport
+        self._address = "?"
+        self._port = 0
+        self._session: Session | None = None
+        self._is_ending = False
+        self._unread = bytearray()
+        self._has_turn = False  # a later turn is on its way
+        self._partial = 0  # bytes of ours in `receiving`
+        self._fragments: list[bytes] = []
+        self._is_text = False
+        self._heard = self._loop.time()
+        self._pinged = self._heard
+        self._stuck_since: float | None = None
+
+    # As uvicorn and asyncio call it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self._address, self._port = str(peer[0]), int(peer[1])
+        self._connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self._loop.time()
+        if self._is_ending:
+            return
+        self._unread += data
+        if not self._has_turn:
+            self._take_turn()
+
+    def eof_received(self) -> bool | None:
+        return None  # asyncio closes the transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._end()
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+        self._stuck_since = self._loop.time()
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        self._stuck_since = None
+        if not self._has_turn:
+            self._transport.resume_reading()
+        if self._session is not None:
+            self._session.writable()
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        self.close(STOPPING)
+
+    # As its session and the server call it
+
+    def send(self, frame: bytes | str) -> None:
+        if self._is_ending or self._websocket.state is not OPEN:
+            return
+        if isinstance(frame, str):
+            self._websocket.send_text(frame.encode())
+        else:
+            self._websocket.send_binary(frame)
+        self._flush()
+
+    def send_text(self, frame: bytes) -> None:
+        """Text that is UTF-8 already."""
+        if not self._is_ending and self._websocket.state is OPEN:
+            self._websocket.send_text(frame)
+            self._flush()
+
+    def close(self, refusal: Refusal) -> None:
+        """End it, and say why."""
+        if self._is_ending:
+            return
+        self._refused(refusal, self._address)
+        if self._websocket.state is OPEN:
+            self._websocket.send_close(refusal.code, cut_reason(refusal.reason))
+        self._flush()
+        self._end()
+        self._linger()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._has_turn
+
+    def tend(self, now: float, patience: float) -> None:
+        """Look after it, about once a second: who does not answer or does not read is let go."""
+        if self._is_ending:
+            return
+        if self._stuck_since is not None:
+            if now - self._stuck_since > patience:
+                self.close(Refusal.overloaded("does not read"))
+        elif now - self._heard > _LOST_AFTER_SECONDS:
+            self.close(Refusal(1001, "lost: no answer to a ping"))
+        elif now - max(self._heard, self._pinged) > _PING_AFTER_SECONDS:
+            self._pinged = now
+            self._websocket.send_ping(b"")
+            self._flush()
+
+    # Reading
+
+    def _take_turn(self) -> None:
+        """Go on with what has come in, until it is the others' turn."""
+        self._has_turn = False
+        until = self._loop.time() + _TURN_SECONDS
+        at = 0
+        while at < len(self._unread) and not self._is_ending:
+            piece = bytes(self._unread[at : at + _PIECE_BYTES])
+            at += len(piece)
+            self._partial += len(piece)
+            self._receiving.bytes += len(piece)
+            self._websocket.receive_data(piece)
+            for event in self._websocket.events_received():
+                self._take(event)
+            self._flush()
+            if self._websocket.parser_exc is not None:
+                self._failed(self._websocket.parser_exc)
+            elif self._receiving.bytes > self._receiving.most:
+                self.close(Refusal.overloaded("too much is coming in at once"))
+            if self._loop.time() > until:
+                break
+        del self._unread[:at]
+        if self._is_ending:
+            self._unread.clear()
+        elif self._unread:
+            self._has_turn = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._take_turn)
+        elif self.is_writable:
+            self._transport.resume_reading()
+
+    def _take(self, event: object) -> None:
+        if isinstance(event, Request):
+            self._open(event)
+        elif isinstance(event, Frame) and event.opcode in _CONTINUED and not self._is_ending:
+            if event.opcode is not Opcode.CONT:
+                self._is_text = event.opcode is Opcode.TEXT
+            self._fragments.append(bytes(event.data))
+            if event.fin:
+                self._whole()
+            elif len(self._fragments) > _MOST_FRAGMENTS:
+                self.close(Refusal.bad_frame(f"more than {_MOST_FRAGMENTS} fragments"))
+
+    def _whole(self) -> None:
+        data = self._fragments[0] if len(self._fragments) == 1 else b"".join(self._fragments)
+        self._fragments.clear()
+        self._receiving.bytes -= self._partial
+        self._partial = 0
+        if self._session is None:
+            return
+        frame: bytes | str = data
+        if self._is_text:
+            if len(data) > _TEXT_BYTES:
+                why = f"text must have at most {_TEXT_BYTES} bytes, got {len(data)}"
+                self.close(Refusal.too_big(why))
+                return
+            try:
+                frame = data.decode()
+            except UnicodeDecodeError as error:
+                self.close(Refusal.bad_frame(f"text that is not UTF-8: {error.reason}"))
+                return
+        refusal = self._session.received(frame)
+        if refusal is not None:
+            self.close(refusal)
+
+    def _open(self, request: Request) -> None:
+        response = self._websocket.accept(request)
+        self._websocket.send_response(response)
+        self._flush()
+        if response.status_code != 101:
+            self._end()
+            self._linger()
+            return
+        headers = request.headers
+        handshake = Handshake(
+            path=request.path.partition("?")[0],
+            subprotocols=[
+                name.strip()
+                for header in headers.get_all("Sec-WebSocket-Protocol")
+                for name in header.split(",")
+            ],
+            authorization=_one(headers.get_all("Authorization")),
+            slot_seconds=_one(headers.get_all("Headgate-Slot-Seconds")),
+            origin=_one(headers.get_all("Origin")),
+            host=_one(headers.get_all("Host")),
+        )
+        session = self._open_session(self, handshake, self._address, self._port)
+        if isinstance(session, Refusal):
+            self.close(session)
+        else:
+            self._session = session
+
+    def _failed(self, error: Exception) -> None:
+        """`websockets` has found a frame that is none, and has written the close frame already."""
+        if not self._is_ending:
+            self._refused(Refusal.bad_frame(str(error)), self._address)
+            self._end()
+            self._linger()
+
+    # The end
+
+    def _flush(self) -> None:
+        for data in self._websocket.data_to_send():
+            if data:
+                self._transport.write(data)
+            elif not self._is_ending:  # websockets' sign that nothing comes any more
+                self._end()
+                self._linger()
+
+    def _end(self) -> None:
+        """Nothing that comes in counts from now on."""
+        self._is_ending = True
+        self._receiving.bytes -= self._partial
+        self._partial = 0
+        self._fragments.clear()
+        session, self._session = self._session, None
+        if session is not None:
+            session.lost()
+
+    def _linger(self) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:  # TLS has no half of a connection
+            self._loop.call_later(_LINGER_SECONDS / 8, self._transport.close)
+        self._loop.call_later(_LINGER_SECONDS, self._transport.abort)
+
+
+def _one(values: list[str]) -> str | None:
+    """A header that stands there once; said twice it is not believed, but it is not absent."""
+    return values[0] if len(values) == 1 else (", ".join(values) or None)

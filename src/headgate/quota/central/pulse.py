@@ -1,0 +1,121 @@
+"""The central's heart: assigns in the middle of each slot, and all else that goes by the clock.
+
+    in the middle of a slot   assign, send the quotas, note what the slot was like
+    after it, every so often  the state is written: the snapshot at once, the file in a thread
+    once a second             connections are looked after, the limits' source is asked
+
+A snapshot of a large ledger stops the loop for a while (about 0.1 s for a million cells). It is
+taken right after an assignment, when no node waits for an answer, and the more time it takes the
+more seldom: at most a hundredth of all time.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from headgate.errors import HeadgateError
+from headgate.quota.central.keeper import LimitsKeeper
+from headgate.quota.central.state_file import StateFile
+from headgate.quota.central.switchboard import Switchboard
+
+__all__ = ["Pulse"]
+
+_logger = logging.getLogger("headgate.quota")
+
+_STATE_SECONDS = 10.0
+_STATE_PART = 0.01  # of all time
+
+
+class Pulse:
+    """What a central does without being asked."""
+
+    def __init__(
+        self, board: Switchboard, state_file: StateFile | None, tend: Callable[[float], None]
+    ) -> None:
+        self._board = board
+        self._state_file = state_file
+        self._tend = tend
+        self._next_state = board.now() + _STATE_SECONDS
+        self._writing: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        for beat in (self._slots, self._seconds):
+            self._tasks.append(asyncio.create_task(beat()))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._writing is not None:
+            await self._writing
+
+    async def save(self) -> None:
+        """Write the state, a last time; an assignment that was begun is finished first."""
+        now = self._board.now()
+        if self._board.state.due(now) <= now:
+            self._board.state.tick(now)
+        if self._state_file is not None:
+            await self._write(self._state_file, self._board.state.ledger.snapshot())
+
+    async def _slots(self) -> None:
+        board = self._board
+        while True:
+            now = board.now()
+            await asyncio.sleep(max(0.0, board.state.due(now) - now))
+            begun = board.now()
+            if begun < board.state.due(begun):
+                continue  # the timer was early
+            try:
+                await self._assign(begun)
+            except Exception:
+                # A fault in one slot must not be the end of all slots.
+                _logger.exception("the assignment failed; the next slot is tried again")
+
+    async def _assign(self, begun: float) -> None:
+        """In pieces, so that nobody waits for his answer meanwhile."""
+        board = self._board
+        worked = 0.0
+        while board.state.due(begun) <= begun:
+            at = board.now()
+            board.deliver(board.state.tick_some(begun))
+            worked += board.now() - at
+            await asyncio.sleep(0)
+        board.metrics.assigned(worked, board.state.ledger.cells)
+        board.metrics.slot_over(board, board.state.slot(begun) - 1)
+        self._save(begun)
+
+    async def _seconds(self) -> None:
+        keeper: LimitsKeeper = self._board.keeper
+        while True:
+            await asyncio.sleep(1.0)
+            try:
+                self._board.tend()
+                self._tend(self._board.now())
+                reading = await asyncio.to_thread(keeper.read)
+                if reading is not None:
+                    keeper.apply(reading)
+            except Exception:
+                _logger.exception("connections and limits could not be looked after")
+
+    def _save(self, now: float) -> None:
+        """Take a snapshot if it is time for one, and write it while the loop goes on."""
+        if self._state_file is None or now < self._next_state:
+            return
+        if self._writing is not None and not self._writing.done():
+            return
+        begun = time.perf_counter()
+        snapshot = self._board.state.ledger.snapshot()
+        took = time.perf_counter() - begun
+        self._next_state = now + max(_STATE_SECONDS, took / _STATE_PART)
+        self._writing = asyncio.create_task(self._write(self._state_file, snapshot))
+
+    async def _write(self, file: StateFile, snapshot: bytes) -> None:
+        begun = self._board.now()
+        try:
+            size = await asyncio.to_thread(file.write, self._board.state.epoch, snapshot)
+        except (OSError, HeadgateError) as error:
+            _logger.error("the state cannot be written to %s: %s", file.path, error)
+        else:
+            self._board.metrics.state_written(self._board.now() - begun, size)

@@ -1,0 +1,161 @@
+"""The running server of a central: one port, the websockets and the HTTP API behind it, the clock.
+
+`uvicorn` and `starlette` are needed from here on, and only from here on: whoever imports
+`headgate` for a node or a limiter does not need them.
+"""
+
+import asyncio
+import functools
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any, cast
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headgate.errors import ConfigError, Unavailable
+from headgate.quota.central import api
+from headgate.quota.central.front_door import FrontDoor, Hall
+from headgate.quota.central.node_socket import NodeSocket
+from headgate.quota.central.pulse import Pulse
+from headgate.quota.central.state_file import StateFile
+from headgate.quota.central.switchboard import Switchboard
+from headgate.quota.central.tokens import Tokens
+
+__all__ = ["Server"]
+
+_STOP_SECONDS = 5
+_ANSWER_SECONDS = 1.0
+_ROUNDS = 3
+
+
+class Server:
+    """Listens for one `Switchboard`."""
+
+    def __init__(
+        self,
+        board: Switchboard,
+        state_file: StateFile | None,
+        *,
+        host: str,
+        port: int,
+        tls_cert: str | None,
+        tls_key: str | None,
+    ) -> None:
+        self._board = board
+        self._hall = Hall()
+        self._pulse = Pulse(board, state_file, self._hall.tend)
+        self._host = host
+        self._port = port
+        self._sockets: list[socket.socket] = []
+        self._main: asyncio.Task[None] | None = None
+        make_socket = functools.partial(
+            NodeSocket,
+            board.open_session,
+            board.receiving,
+            board.refused,
+            board.bounds.frame_bytes,
+        )
+        application = Starlette(
+            routes=api.routes(board), exception_handlers=api.exception_handlers()
+        )
+        config = uvicorn.Config(
+            _AdminOnly(application, board.tokens),
+            http=cast("type[asyncio.Protocol]", functools.partial(FrontDoor, self._hall)),
+            ws=cast("type[asyncio.Protocol]", make_socket),
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=_STOP_SECONDS,
+        )
+        config.load()
+        if tls_cert is not None:
+            config.ssl = _tls(tls_cert, tls_key)
+        self._uvicorn = uvicorn.Server(config)
+        self._uvicorn.lifespan = config.lifespan_class(config)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; the real one, if it was to take any."""
+        return int(self._sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        self._sockets = list(_listen(self._host, self._port))
+        await self._uvicorn.startup(sockets=self._sockets)
+        self._main = asyncio.create_task(self._uvicorn.main_loop())
+        self._pulse.start()
+
+    async def close(self) -> None:
+        """Stop accepting, answer what has come in, tell the nodes, and write the state.
+
+        The nodes are told before the state is written, so that nothing is acknowledged that is
+        not in it.
+        """
+        for server in self._uvicorn.servers:
+            server.close()
+        await self._pulse.stop()
+        await self._answer_the_rest()
+        self._board.stop()
+        await self._pulse.save()
+        if self._main is not None:
+            self._main.cancel()
+            await asyncio.gather(self._main, return_exceptions=True)
+        await self._uvicorn.shutdown(sockets=self._sockets)
+
+    async def _answer_the_rest(self) -> None:
+        """What has arrived is read in the next round of the loop; a long frame takes some more."""
+        until = self._board.now() + _ANSWER_SECONDS
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
+        while self._board.is_busy and self._board.now() < until:
+            await asyncio.sleep(0)
+
+
+class _AdminOnly:
+    """Lets through to the HTTP API who shows the admin token; /healthz is for everyone."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/healthz" or self._tokens.allows("admin", _authorization(scope)):
+            await self._app(scope, receive, send)
+        else:
+            why = "denied: the admin token is needed: Authorization: Bearer TOKEN"
+            response = api.refusal(401, "Denied", why, {"WWW-Authenticate": "Bearer"})
+            await response(scope, receive, send)
+
+
+def _authorization(scope: dict[str, Any] | Any) -> str | None:
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    return values[0].decode("latin-1") if len(values) == 1 else None
+
+
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listener = socket.create_server(
+            cast("tuple[str, int]", address[:2]), family=family, backlog=2048
+        )
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {host}:{port}: {error}") from None
+    listener.setblocking(False)
+    yield listener
+
+
+def _tls(cert: str, key: str | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the certificate {cert} and the key {key} cannot be used: {error}"
+        ) from None
+    return context

@@ -1,0 +1,118 @@
+"""The file a central goes on from after a restart: its epoch and a snapshot of its ledger.
+
+    8 bytes   "hgstate1"
+    4 bytes   CRC-32 of the epoch
+    8 bytes   the epoch, little-endian
+    the rest  `Ledger.snapshot()`, which has a check sum of its own
+
+It is written beside its place and renamed into it, so that a crash at any instruction leaves the
+old one or the new one. A file that is torn all the same (a disk does that) is set aside under
+another name with a line in the log, and the central begins with empty books: slower for a second,
+but never dead. A file that cannot be read at all, for want of a right, stops the start: to write
+over it would lose what is in it.
+"""
+
+import contextlib
+import logging
+import os
+import struct
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+from headgate.errors import ConfigError
+from headgate.quota.ledger import Ledger
+
+__all__ = ["StateFile"]
+
+_logger = logging.getLogger("headgate.quota")
+
+_MAGIC = b"hgstate1"
+_HEAD = struct.Struct("<8sIQ")
+_EPOCH = struct.Struct("<Q")
+
+
+class StateFile:
+    """Reads and writes one file. `write` may be called in a thread, one at a time."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"StateFile({str(self.path)!r})"
+
+    def restore(self, ledger: Ledger) -> int:
+        """Bring a new ledger up to the file. The epoch that stands in it; 0: none."""
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            self._check_folder()
+            return 0
+        except OSError as error:
+            raise ConfigError(
+                f"the state file {self.path} cannot be read: {error}; make it readable or name "
+                f"another one"
+            ) from None
+        epoch = 0
+        try:
+            epoch = _epoch(raw)
+            ledger.restore(raw[_HEAD.size :])
+        except ConfigError as error:
+            self._set_aside(error)
+        return epoch
+
+    def _check_folder(self) -> None:
+        """Better told now than at the first write."""
+        folder = self.path.parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"the state file {self.path} cannot be written: {folder} must be a folder that "
+                f"can be written to"
+            )
+
+    def _set_aside(self, error: ConfigError) -> None:
+        aside = self.path.with_name(f"{self.path.name}.torn-{int(time.time())}")
+        try:
+            self.path.rename(aside)
+        except OSError as failure:
+            raise ConfigError(f"{self.path} cannot be set aside: {failure}; {error}") from None
+        _logger.error("starting with empty books: %s; set aside as %s", error, aside)
+
+    def write(self, epoch: int, snapshot: bytes) -> int:
+        """Put a new file in the place of the old one; how many bytes it has."""
+        raw_epoch = _EPOCH.pack(epoch)
+        head = _HEAD.pack(_MAGIC, zlib.crc32(raw_epoch), epoch)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(head)
+                file.write(snapshot)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self._sync_folder()
+        return len(head) + len(snapshot)
+
+    def _sync_folder(self) -> None:
+        """The renaming itself is safe only when the folder is on the disk."""
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _epoch(raw: bytes) -> int:
+    if len(raw) < _HEAD.size:
+        raise ConfigError(f"the state file has {len(raw)} bytes, expected {_HEAD.size} or more")
+    magic, crc, epoch = _HEAD.unpack_from(raw)
+    if magic != _MAGIC:
+        raise ConfigError(f"the state file begins with {magic!r}, expected {_MAGIC!r}")
+    if zlib.crc32(_EPOCH.pack(epoch)) != crc:
+        raise ConfigError("the check sum of the state file's head is wrong")
+    return int(epoch)

@@ -1,0 +1,167 @@
+"""What the tests of the server share: a central to talk to, and nodes written by hand."""
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from headgate.quota import Central, Entry
+from headgate.quota.protocol import Ack, Ask, Line, Quota, Report
+from headgate.quota.wire import NodeWire
+
+__all__ = [
+    "HAND",
+    "LIMITS",
+    "PlainNode",
+    "V1Node",
+    "closed_with",
+    "eventually",
+    "raw_websocket",
+    "running",
+    "text_frame",
+]
+
+LIMITS = [Entry("front", "*", rates={"requests": 100.0}, burst_seconds=1.0)]
+HAND = b"hand"  # a mask
+
+
+@contextmanager
+def running(**options: Any) -> Iterator[Central]:
+    """A central on a free port, with slots of 0.1 s unless told otherwise."""
+    options = {"listen": "127.0.0.1:0", "slot_seconds": 0.1, "limits": LIMITS, **options}
+    with Central(options.pop("limits"), **options) as central:
+        yield central
+
+
+def eventually(what: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait for a condition of the real world."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.005)
+
+
+class PlainNode:
+    """A classic node: JSON by hand over a websocket, nothing of ours in it."""
+
+    def __init__(self, central: Central, node: str = "n", path: str = "/", **options: Any) -> None:
+        self.node = node
+        self.slot_seconds = 0.1
+        self.socket: ClientConnection = connect(central.ws_url + path, **options).__enter__()
+
+    def __enter__(self) -> "PlainNode":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.close()
+
+    def slot(self) -> int:
+        return int(time.time() / self.slot_seconds)
+
+    def ask(self, message: object) -> Any:
+        text = message if isinstance(message, str) else json.dumps(message)
+        self.socket.send(text)
+        return json.loads(self.socket.recv(timeout=10))
+
+    def report(self, slot: int, consumption: object, rejection: object = None) -> Any:
+        return self.ask(
+            {
+                "node_id": self.node,
+                "slot_number": slot,
+                "consumption": consumption,
+                "rejection": rejection or {},
+            }
+        )
+
+
+class V1Node:
+    """A node of our own protocol, as bare as can be."""
+
+    def __init__(
+        self, central: Central, node: str = "n", *, binary: bool = True, **options: Any
+    ) -> None:
+        self.node = node
+        self.wire = NodeWire(binary=binary)
+        asked = {"subprotocols": ["headgate.v1"], **options}
+        self.socket: ClientConnection = connect(central.ws_url, **asked).__enter__()
+        self.sequence = 0
+
+    def __enter__(self) -> "V1Node":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.close()
+
+    def send(self, message: Report | Ask) -> None:
+        self.socket.send(self.wire.write(message))
+
+    def read(self) -> Ack | Quota:
+        return self.wire.read(self.socket.recv(timeout=10))
+
+    def read_until(self, wanted: Callable[[Ack | Quota], bool]) -> Any:
+        while True:
+            message = self.read()
+            if wanted(message):
+                return message
+
+    def message(self, slot: int, epoch: int = -1, **consumed: float) -> Report:
+        self.sequence += 1
+        lines = {
+            "front": {
+                user: {"requests": Line(amount, 0, int(amount), 0.0, 0.0)}
+                for user, amount in consumed.items()
+            }
+        }
+        return Report(self.node, 1, self.sequence, epoch, 0, slot, 1.5, lines if consumed else {})
+
+    def report(self, slot: int, epoch: int = -1, **consumed: float) -> Ack:
+        """Report totals, and wait until they are booked."""
+        self.send(self.message(slot, epoch, **consumed))
+        sequence = self.sequence
+        ack: Ack = self.read_until(lambda got: isinstance(got, Ack) and got.sequence == sequence)
+        return ack
+
+
+def closed_with(socket: ClientConnection) -> tuple[int, str]:
+    """The code and the reason with which the central ends a connection."""
+    try:
+        while True:
+            socket.recv(timeout=10)
+    except ConnectionClosed as closed:
+        assert closed.rcvd is not None, "no close frame came"
+        return closed.rcvd.code, closed.rcvd.reason
+
+
+def raw_websocket(central: Central, source: str = "127.0.0.1", path: str = "/") -> socket.socket:
+    """A websocket of which only the handshake is done: the bytes are the test's own."""
+    host, _, port = central.url.removeprefix("http://").partition(":")
+    raw = socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
+    raw.sendall(
+        f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+    )
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += raw.recv(1)
+    assert b" 101 " in head.partition(b"\r\n")[0]
+    return raw
+
+
+def text_frame(text: bytes, *, opcode: int = 1, fin: bool = True) -> bytes:
+    """A frame of a client, masked, with its length in whatever form it needs."""
+    masked = bytes(byte ^ HAND[i % 4] for i, byte in enumerate(text))
+    first = (0x80 if fin else 0) | opcode
+    if len(text) < 126:
+        head = struct.pack("!BB", first, 0x80 | len(text))
+    elif len(text) < 65_536:
+        head = struct.pack("!BBH", first, 0x80 | 126, len(text))
+    else:
+        head = struct.pack("!BBQ", first, 0x80 | 127, len(text))
+    return head + HAND + masked

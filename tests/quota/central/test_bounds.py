@@ -1,0 +1,244 @@
+"""Nobody can hurt another: sizes, counts, rates, and those who do not read or do not speak."""
+
+import json
+import socket
+import struct
+import time
+
+import pytest
+from websockets.sync.client import connect
+
+from headgate.quota import Central, Entry
+from headgate.quota.central.front_door import FrontDoor, Hall
+from headgate.quota.central.node_socket import NodeSocket
+from headgate.quota.wire import Bounds
+from tests.quota.central.parts import (
+    PlainNode,
+    V1Node,
+    closed_with,
+    eventually,
+    raw_websocket,
+    running,
+    text_frame,
+)
+
+
+def test_a_frame_that_is_too_big_ends_its_connection() -> None:
+    with running(bounds=Bounds(frame_bytes=10_000)) as central, PlainNode(central, "m") as other:
+        for size in (10_001, 200_000):
+            with V1Node(central) as node:
+                node.socket.send(b"\x01" * size)
+                code, reason = closed_with(node.socket)
+                assert code == 1009
+                assert "10000" in reason.replace(",", "")
+        assert other.report(other.slot(), {})
+
+
+def test_a_frame_is_too_big_as_soon_as_its_length_is_told() -> None:
+    """Not when gigabytes of it have come."""
+    with running() as central, raw_websocket(central) as raw:
+        raw.sendall(struct.pack("!BBQ", 0x82, 0x80 | 127, 1 << 40) + b"hand")
+        got = raw.recv(200)
+        assert got[0] == 0x88
+        assert struct.unpack("!H", got[2:4]) == (1009,)
+
+
+def test_text_that_is_too_long_is_not_read() -> None:
+    with running() as central, PlainNode(central) as node:
+        node.socket.send("[" + "1," * (2 << 20) + "1]")
+        code, reason = closed_with(node.socket)
+        assert code == 1009
+        assert reason.startswith("bad frame: text must have at most 4194304 bytes")
+
+
+@pytest.mark.parametrize("kind", ["classic", "binary", "JSON"])
+def test_too_many_users_in_a_report(kind: str) -> None:
+    with running(bounds=Bounds(users=100)) as central:
+        if kind == "classic":
+            users = {f"u{n}": {"requests": 1} for n in range(101)}
+            with PlainNode(central) as plain:
+                answer = plain.report(plain.slot(), {"front": users})
+                assert answer["error_code"] == "TooManyUsers"
+            return
+        with V1Node(central, binary=kind == "binary") as node:
+            node.send(node.message(1, **{f"u{n}": 1.0 for n in range(101)}))
+            code, reason = closed_with(node.socket)
+            assert code == 1007
+            assert reason.startswith("bad frame: ")
+
+
+def test_there_is_room_for_so_many_connections_and_no_more() -> None:
+    with running(max_connections=2) as central:
+        with PlainNode(central, "a") as first, V1Node(central, "b"):
+            for _ in range(3):
+                with connect(central.ws_url) as socket:
+                    assert closed_with(socket) == (
+                        1013,
+                        "overloaded: 2 connections are all there can be",
+                    )
+            assert first.report(first.slot(), {})
+        eventually(lambda: central.board is not None and not central.board.connections())
+        with PlainNode(central, "c") as node:
+            assert node.report(node.slot(), {})
+
+
+def test_denied_and_overloaded_are_counted_apart() -> None:
+    with running(max_connections=1) as central, PlainNode(central) as node:
+        with connect(central.ws_url, subprotocols=["headgate.v1"]) as refused:
+            closed_with(refused)
+        with connect(central.ws_url + "/nowhere") as refused:
+            closed_with(refused)
+        node.ask("nonsense")
+        assert central.board is not None
+        text = central.board.metrics.render(central.board).decode()
+        for line in ('refusals_total{reason="denied"} 1', 'refusals_total{reason="overloaded"} 1'):
+            assert line in text
+        assert "bad_frames_total 1" in text
+
+
+def big_limits() -> list[Entry]:
+    return [Entry("front", "*", rates={f"resource_{n:0180}": 1e6 for n in range(20)})]
+
+
+def test_one_that_does_not_read_is_let_go_and_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headgate.quota.central.switchboard._PATIENCE_SECONDS", 0.5)
+    limits = [Entry("front", "*", rates={f"r{n}": 1e6 for n in range(5)})]
+    with running(limits=limits) as central, raw_websocket(central) as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        users = {f"user_{n:0150}": {f"r{m}": 1 for m in range(5)} for n in range(3000)}
+        waits = []
+        with V1Node(central, "other") as other:
+            deaf.settimeout(0.2)
+
+            def is_let_go() -> bool:
+                slot = int(time.time() / 0.1)
+                report = {"node_id": "d", "slot_number": slot, "consumption": {"front": users}}
+                try:
+                    deaf.sendall(text_frame(json.dumps(report).encode()))
+                except OSError:
+                    pass  # it is not read from while it does not read
+                begun = time.perf_counter()
+                other.report(slot - 1)
+                waits.append(time.perf_counter() - begun)
+                assert central.board is not None
+                return len(central.board.connections()) == 1
+
+            eventually(is_let_go, 20)
+            text = central.board.metrics.render(central.board).decode() if central.board else ""
+            assert 'refusals_total{reason="overloaded"} 1' in text
+        waits.sort()
+        assert waits[len(waits) // 2] < 0.05
+
+
+def test_silence_is_met_with_a_ping_and_then_with_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.quota.central.node_socket._PING_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("headgate.quota.central.node_socket._LOST_AFTER_SECONDS", 1.5)
+    with running() as central, raw_websocket(central) as dead, PlainNode(central) as silent:
+        got = b""
+        while chunk := dead.recv(100):
+            got += chunk
+        assert got.startswith(b"\x89\x00")  # a ping
+        assert b"lost: no answer to a ping" in got
+        assert silent.report(silent.slot(), {})  # this one answers pings by itself
+
+
+def test_a_flood_of_small_frames_is_the_senders_own_trouble() -> None:
+    with running() as central, raw_websocket(central) as loud, V1Node(central) as node:
+        pings = text_frame(b"", opcode=10) * 20_000
+        loud.sendall(pings)
+        waits = []
+        for _ in range(10):
+            begun = time.perf_counter()
+            node.report(int(time.time() / 0.1) - 1)
+            waits.append(time.perf_counter() - begun)
+        assert max(waits) < 0.25, waits
+        assert sorted(waits)[5] < 0.05, waits
+
+
+def test_fragments_without_end_are_ended() -> None:
+    with running() as central, raw_websocket(central) as raw:
+        raw.sendall(text_frame(b"a", fin=False))
+        try:
+            for _ in range(50):
+                raw.sendall(text_frame(b"", opcode=0, fin=False) * 100)
+        except OSError:
+            pass
+        got = raw.recv(200)
+        assert b"bad frame: more than 4096 fragments" in got
+
+
+def test_what_is_coming_in_is_bounded_over_all_connections() -> None:
+    with running() as central, PlainNode(central) as node:
+        assert central.board is not None
+        central.board.receiving.most = 100_000
+        begun = text_frame(b"x" * 70_000)[:60_000]
+        with raw_websocket(central) as first, raw_websocket(central) as second:
+            first.sendall(begun)
+            eventually(lambda: central.board.receiving.bytes > 50_000)
+            second.sendall(begun)
+            assert b"overloaded: too much is coming in at once" in second.recv(200)
+            assert node.report(node.slot(), {})
+        eventually(lambda: central.board.receiving.bytes == 0)
+
+
+# Those who say nothing
+
+
+def http(central: Central) -> socket.socket:
+    host, _, port = central.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def test_there_is_room_for_so_many_callers() -> None:
+    with running() as central, PlainNode(central) as node:
+        server = central._server
+        assert server is not None
+        hall: Hall = server._hall
+        hall.most = 3
+        silent = [http(central) for _ in range(3)]
+        try:
+            eventually(lambda: len(hall.callers) == 3)
+            with http(central) as refused:
+                answer = refused.recv(1000)
+                assert answer.startswith(b"HTTP/1.1 503 ")
+                head, _, body = answer.partition(b"\r\n\r\n")
+                assert b"content-length: %d" % len(body) in head
+                assert json.loads(body)["error_message"] == "overloaded: too many callers"
+            assert node.report(node.slot(), {})
+        finally:
+            for each in silent:
+                each.close()
+        eventually(lambda: not hall.callers)
+        with http(central) as caller:
+            caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert caller.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /heal",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n",
+        b"PUT /api/limits HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /heal",
+    ],
+)
+def test_who_takes_long_over_his_request_is_let_go(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.quota.central.front_door._REQUEST_SECONDS", 0.3)
+    with running() as central, http(central) as caller:
+        caller.sendall(said)
+        with pytest.raises(ConnectionResetError):
+            while caller.recv(1000):
+                pass
+            raise ConnectionResetError  # an orderly end will do too
+
+
+def test_they_are_protocols_of_asyncio() -> None:
+    """uvicorn is handed these two; that it can make them is seen in all other tests."""
+    for protocol in (FrontDoor, NodeSocket):
+        assert hasattr(protocol, "data_received")

@@ -1,0 +1,226 @@
+"""The protocol of classic nodes, driven by a websocket client that shares no code with ours."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from headgate.quota import Central, Entry
+from tests.quota.central.parts import PlainNode, closed_with, eventually, raw_websocket, running
+from tests.quota.central.parts import text_frame as frame
+
+
+@pytest.fixture(scope="module")
+def central() -> Iterator[Central]:
+    with running() as central:
+        yield central
+
+
+@pytest.mark.parametrize("path", ["/", "/throttle", "/throttle?node=1"])
+def test_a_report_is_answered_with_the_quota_of_the_slot_after_it(path: str) -> None:
+    with running() as central, PlainNode(central, path=path) as node:
+        slot = node.slot()
+        answer = node.report(slot, {"front": {"ann": {"requests": 3}}})
+        assert answer == {"front": {str(slot + 1): {}}}
+
+
+def test_a_user_who_is_in_the_reports_has_a_share_two_slots_later() -> None:
+    with running() as central, PlainNode(central) as node:
+        shares = []
+        for _ in range(60):
+            slot = node.slot()
+            answer = node.report(slot, {"front": {"ann": {"requests": 3}}})
+            users = answer["front"][str(slot + 1)]
+            shares.append(users.get("ann", {}).get("requests"))
+            if shares[-1] is not None:
+                break
+            eventually(lambda slot=slot: node.slot() > slot)
+        assert isinstance(shares[-1], float)
+        assert 0 < shares[-1] <= 20
+
+
+def test_the_answer_is_json_as_it_always_was() -> None:
+    """{service: {"<slot + 1>": {user: {resource: amount}}}}, one text frame, floats."""
+    with running() as central, PlainNode(central) as node:
+        slot = node.slot()
+        node.socket.send(json.dumps({"node_id": "n", "slot_number": slot, "consumption": {}}))
+        text = node.socket.recv(timeout=10)
+        assert isinstance(text, str)
+        assert json.loads(text) == {"front": {str(slot + 1): {}}}
+
+
+def test_an_unknown_service_gets_an_empty_quota_and_the_connection_lives() -> None:
+    with running() as central, PlainNode(central) as node:
+        slot = node.slot()
+        key = str(slot + 1)
+        used = {"nosuch": {"ann": {"requests": 3}}}
+        assert node.report(slot, used) == {"front": {key: {}}, "nosuch": {key: {}}}
+        assert node.report(slot, {}, {"other": {}}) == {"front": {key: {}}, "other": {key: {}}}
+
+
+def test_lua_may_write_empty_tables_as_lists_and_numbers_as_floats() -> None:
+    with running() as central, PlainNode(central) as node:
+        slot = node.slot()
+        answer = node.ask(
+            {
+                "node_id": "n",
+                "slot_number": float(slot),
+                "consumption": {"front": {"ann": []}},
+                "rejection": [],
+            }
+        )
+        assert answer == {"front": {str(slot + 1): {}}}
+
+
+def test_a_report_is_booked_once_for_its_node_and_slot() -> None:
+    with running() as central, PlainNode(central) as node:
+        slot = node.slot()
+        for _ in range(3):
+            node.report(slot, {"front": {"ann": {"requests": 7}}})
+        sums = node.ask({"monitor": "consumption_sum", "start_slot": slot - 1, "end_slot": slot})
+        assert sums == {str(slot - 1): {"front": {"ann": {"requests": 7.0}}}}
+
+
+def test_the_monitor_answers_all_six_subjects() -> None:
+    limits = [Entry("front", "ann", rates={"traffic_up": 1000.0})]
+    with running(limits=limits) as central, PlainNode(central, "n1") as node:
+        first = node.slot()
+
+        def given() -> bool:
+            slot = node.slot()
+            used = {"front": {"ann": {"traffic_up": 11}}}
+            node.report(slot, used, {"front": {"ann": {"traffic_up": 2}}})
+            quota = node.ask({"monitor": "quota", "start_slot": slot, "end_slot": slot})
+            return quota.get(str(slot), {}) != {}
+
+        eventually(given)
+        span = {"start_slot": first - 1, "end_slot": node.slot() + 1}
+        port = node.socket.socket.getsockname()[1]
+        (connection,) = node.ask({"monitor": "connections"}).values()
+        assert connection["client_ip"] == "127.0.0.1"
+        assert connection["client_port"] == port
+        assert connection["connect_time"] == pytest.approx(time.time(), abs=60)
+        reported = node.ask({"monitor": "reported", **span})
+        assert reported[str(first)] == {"n1": {str(port): {"node_id": "n1", "slot_number": first}}}
+        sums = node.ask({"monitor": "consumption_sum", **span})
+        assert sums[str(first - 1)] == {"front": {"ann": {"traffic_up": 11.0}}}
+        refused = node.ask({"monitor": "rejection_sum", **span})
+        assert refused[str(first - 1)] == {"front": {"ann": {"traffic_up": 2.0}}}
+        distribution = node.ask({"monitor": "distribution"})
+        cell = distribution["front"]["ann"]["traffic_up"]["n1"]
+        assert (cell["consumption"], cell["rejection"]) == (11.0, 2.0)
+        assert cell["slot_number"] >= first - 1
+        quota = node.ask({"monitor": "quota", **span})
+        slot, nodes = next(iter(quota.items()))
+        assert nodes["n1"]["front"][str(int(slot) + 1)]["ann"]["traffic_up"] > 0
+
+
+def test_the_monitor_looks_at_one_slot_or_at_all_of_them() -> None:
+    with running() as central, PlainNode(central) as node:
+        slot = node.slot()
+        for at in (slot - 2, slot - 1, slot):
+            node.report(at, {"front": {"ann": {"requests": 1}}})
+        ask = {"monitor": "consumption_sum"}
+        assert list(node.ask({**ask, "start_slot": slot - 2})) == [str(slot - 2)]
+        assert set(node.ask(ask)) == {str(slot - 3), str(slot - 2), str(slot - 1)}
+        assert node.ask({**ask, "start_slot": slot - 1, "end_slot": slot - 2}) == {}
+        assert node.ask({**ask, "start_slot": 0, "end_slot": 1 << 50}) == node.ask(ask)
+
+
+@pytest.mark.parametrize("subject", ["nope", "", None, 7, ["quota"], {"quota": 1}])
+def test_a_wrong_subject_is_told(central: Central, subject: object) -> None:
+    with PlainNode(central) as node:
+        answer = node.ask({"monitor": subject})
+        assert answer["error_code"] == "InvalidSubject"
+        assert answer["error_message"].startswith("invalid subject: ")
+        assert node.report(node.slot(), {})  # and the connection lives
+
+
+BAD = [
+    ("no JSON", "[1, 2"),
+    ("no object", "[1, 2]"),
+    ("NaN", '{"node_id": "n", "slot_number": NaN}'),
+    ("no node", {"slot_number": 5}),
+    ("a node that is no name", {"node_id": 5, "slot_number": 5}),
+    ("an empty name", {"node_id": "", "slot_number": 5}),
+    ("a name that is too long", {"node_id": "n" * 201, "slot_number": 5}),
+    ("no slot", {"node_id": "n"}),
+    ("half a slot", {"node_id": "n", "slot_number": 1.5}),
+    ("a slot before time", {"node_id": "n", "slot_number": -1}),
+    ("true as slot", {"node_id": "n", "slot_number": True}),
+    ("a slot after all", {"node_id": "n", "slot_number": 10**18}),
+    ("a clock that is wrong", {"node_id": "n", "slot_number": 10**15}),
+    ("consumption that is a list", {"node_id": "n", "slot_number": 5, "consumption": [1]}),
+    ("users that are text", {"node_id": "n", "slot_number": 5, "consumption": {"front": "x"}}),
+    (
+        "an amount below zero",
+        {"node_id": "n", "slot_number": 5, "consumption": {"front": {"u": {"r": -1}}}},
+    ),
+    (
+        "an amount that is text",
+        {"node_id": "n", "slot_number": 5, "rejection": {"front": {"u": {"r": "1"}}}},
+    ),
+    (
+        "an amount that is none",
+        {"node_id": "n", "slot_number": 5, "consumption": {"front": {"u": {"r": 1e300}}}},
+    ),
+    (
+        "a resource with a name that is too long",
+        {"node_id": "n", "slot_number": 5, "consumption": {"front": {"u": {"ä" * 101: 1}}}},
+    ),
+    (
+        "a service with a name that is too long",
+        {"node_id": "n", "slot_number": 5, "consumption": {"s" * 51: {}}},
+    ),
+]
+
+
+@pytest.mark.parametrize("message", [bad for _, bad in BAD], ids=[name for name, _ in BAD])
+def test_a_report_that_makes_no_sense_is_answered_with_what_was_expected(
+    central: Central, message: object
+) -> None:
+    with PlainNode(central) as node:
+        answer = node.ask(message)
+        assert answer["error_code"] == "InvalidMessage"
+        assert "expected" in answer["error_message"] or "must" in answer["error_message"]
+        slot = node.slot()
+        assert node.report(slot, {}) == {"front": {str(slot + 1): {}}}
+
+
+def test_ten_bad_frames_in_a_minute_are_enough() -> None:
+    with running() as central, PlainNode(central) as node, PlainNode(central, "m") as other:
+        for _ in range(9):
+            assert node.ask("nonsense")["error_code"] == "InvalidMessage"
+        node.socket.send("nonsense")
+        code, reason = closed_with(node.socket)
+        assert code == 1007
+        assert reason.startswith("bad frame: the 10th in a minute: expected JSON")
+        assert other.report(other.slot(), {})
+
+
+def test_a_binary_frame_is_not_of_this_protocol() -> None:
+    with running() as central, PlainNode(central) as node:
+        node.socket.send(b'{"node_id": "n"}')
+        assert "binary" in json.loads(node.socket.recv(timeout=10))["error_message"]
+
+
+def test_a_message_may_come_in_pieces() -> None:
+    """As fragments of a message, and as bytes that come one by one."""
+    with running() as central, raw_websocket(central) as raw:
+        slot = int(time.time() / 0.1)
+        text = json.dumps({"node_id": "n", "slot_number": slot}).encode()
+        parts = [
+            frame(text[:7], fin=False),
+            frame(b"ping", opcode=9),  # a control frame in the middle is allowed
+            frame(b"", opcode=0, fin=False),
+            frame(text[7:], opcode=0),
+        ]
+        for byte in b"".join(parts):
+            raw.sendall(bytes([byte]))
+        expected = b'{"front":{"%d":{}}}' % (slot + 1)
+        wanted = b"\x8a\x04ping" + bytes([0x81, len(expected)]) + expected
+        got = b""
+        while len(got) < len(wanted):
+            got += raw.recv(100)
+        assert got == wanted

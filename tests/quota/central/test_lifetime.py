@@ -1,0 +1,132 @@
+"""How a central begins and ends: in a loop, in a thread, and when it cannot."""
+
+import asyncio
+import gc
+import time
+
+import pytest
+from websockets.asyncio.client import connect as connect_async
+from websockets.sync.client import connect
+
+from headgate import Central as Exported
+from headgate.errors import ConfigError, Unavailable
+from headgate.quota import Central
+from headgate.quota.central.switchboard import Switchboard
+from tests.quota.central.parts import LIMITS, PlainNode, V1Node, closed_with, running
+
+
+def test_it_is_one_of_the_public_names() -> None:
+    assert Exported is Central
+
+
+def test_in_a_loop_of_ones_own() -> None:
+    async def story() -> str:
+        async with Central(LIMITS, listen="127.0.0.1:0") as central:
+            async with connect_async(central.ws_url) as socket:
+                await socket.send('{"node_id": "n", "slot_number": %d}' % time.time())
+                return str(await socket.recv())
+
+    assert asyncio.run(story()).startswith('{"front":')
+
+
+def test_starting_twice_is_a_mistake_and_closing_twice_is_none() -> None:
+    async def story() -> None:
+        central = Central(LIMITS, listen="127.0.0.1:0")
+        with pytest.raises(RuntimeError, match="not started"):
+            _ = central.url
+        await central.close()
+        await central.start()
+        with pytest.raises(RuntimeError, match="started already"):
+            await central.start()
+        await central.close()
+        await central.close()
+        await central.start()  # and a new life
+        await central.close()
+
+    asyncio.run(story())
+
+
+def test_it_says_what_it_is() -> None:
+    central = Central(LIMITS, name="c3", listen="127.0.0.1:0")
+    assert repr(central) == "Central(c3, not started)"
+    with central:
+        assert repr(central).startswith(f"Central(c3, {central.url}, Switchboard(CentralState(c3, ")
+        assert central.ws_url.startswith("ws://127.0.0.1:")
+
+
+def test_ipv6() -> None:
+    with running(listen="[::1]:0") as central, PlainNode(central) as node:
+        assert central.url.startswith("http://[::1]:")
+        assert node.report(node.slot(), {})
+
+
+WRONG = [
+    ({"listen": "7411"}, ConfigError, "expected HOST:PORT"),
+    ({"listen": "127.0.0.1:"}, ConfigError, "expected HOST:PORT"),
+    ({"listen": "127.0.0.1:65536"}, ConfigError, "expected HOST:PORT"),
+    ({"listen": ":7411"}, ConfigError, "expected HOST:PORT"),
+    ({"name": ""}, ValueError, "name must have 1 to 200 bytes"),
+    ({"name": "n" * 201}, ValueError, "name must have 1 to 200 bytes"),
+    ({"slot_seconds": 0.05}, ValueError, "slot_seconds must be from 0.1"),
+    ({"assignment": "best"}, ValueError, "assignment must be"),
+    ({"max_connections": 0}, ValueError, "max_connections must be 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), WRONG)
+def test_what_makes_no_sense_raises_at_once(
+    options: dict[str, object], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        Central(LIMITS, **options)  # type: ignore[arg-type]
+
+
+def test_limits_that_cannot_be_read_stop_the_start() -> None:
+    with pytest.raises(ConfigError, match="nothing.toml"):
+        with running(limits="/nowhere/nothing.toml"):
+            pass
+
+
+def test_a_port_that_is_taken() -> None:
+    with running() as central:
+        listen = central.url.removeprefix("http://")
+        with pytest.raises(Unavailable, match="cannot listen on 127.0.0.1:"):
+            with running(listen=listen):
+                pass
+
+
+def test_a_stop_answers_what_has_come_in_and_tells_everyone() -> None:
+    with running(slot_seconds=1.0) as central:
+        plain = connect(central.ws_url).__enter__()
+        with V1Node(central) as node:
+            node.report(int(time.time()) - 1)
+            frames = [node.wire.write(node.message(int(time.time()) - 1)) for _ in range(20)]
+            for frame in frames:
+                node.socket.send(frame)
+            central.__exit__(None, None, None)
+            last = None
+            with pytest.raises(Exception, match="1001 .going away. stopping"):
+                while True:
+                    message = node.read()
+                    last = getattr(message, "sequence", last)
+            assert last == node.sequence
+            assert closed_with(plain) == (1001, "stopping")
+        central.__enter__()
+
+
+def test_nothing_is_left_behind() -> None:
+    def switchboards() -> int:
+        gc.collect()
+        return sum(isinstance(each, Switchboard) for each in gc.get_objects())
+
+    before = switchboards()
+    for _ in range(3):
+        with running() as central, V1Node(central) as node:
+            node.report(int(time.time() / 0.1) - 1)
+        del central
+    assert switchboards() <= before + 1
+
+
+def test_a_function_may_say_the_limits() -> None:
+    with running(limits=lambda: LIMITS) as central, PlainNode(central) as node:
+        assert "front" in node.report(node.slot(), {})

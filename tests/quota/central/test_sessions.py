@@ -1,0 +1,186 @@
+"""Nodes that speak headgate.v1 to a real server, over real sockets."""
+
+import json
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+from websockets.sync.client import connect
+
+from headgate.quota import Central
+from headgate.quota.protocol import Ack, Ask, Quota
+from tests.quota.central.parts import PlainNode, V1Node, closed_with, eventually, running
+
+
+def slot_of(central: Central) -> int:
+    return int(time.time() / 0.1)
+
+
+def get(central: Central, path: str, token: str | None = None) -> Any:
+    request = urllib.request.Request(central.url + path)
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=10) as response:
+        text = response.read().decode()
+    return json.loads(text) if path.startswith("/api") else text
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
+def test_a_report_is_acknowledged_and_a_new_node_is_told_at_once(binary: bool) -> None:
+    with running(name="c1") as central, V1Node(central, binary=binary) as node:
+        assert node.socket.subprotocol == "headgate.v1"
+        node.send(node.message(slot_of(central) - 1))
+        ack, quota = node.read(), node.read()
+        assert isinstance(ack, Ack)
+        assert (ack.central, ack.leads, ack.boot, ack.sequence, ack.sent) == ("c1", True, 1, 1, 1.5)
+        assert ack.time == pytest.approx(time.time(), abs=5)
+        assert ack.epoch == pytest.approx(time.time(), abs=60)
+        assert isinstance(quota, Quota)
+        assert quota.whole
+        assert quota.services["front"].newcomers["requests"] > 0
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
+def test_quotas_come_by_themselves_slot_after_slot(binary: bool) -> None:
+    with running() as central, V1Node(central, binary=binary) as node:
+        slots = []
+        for _ in range(5):
+            slot = slot_of(central)
+            node.report(slot - 1, ann=float(len(slots)))
+            quota = node.read_until(lambda got: isinstance(got, Quota) and got.slot > slot)
+            slots.append(quota.slot)
+        assert slots == sorted(set(slots))
+        assert "ann" in quota.services["front"].users
+
+
+def test_who_asks_for_a_newcomer_is_answered_within_the_slot() -> None:
+    with running(slot_seconds=1.0) as central, V1Node(central) as node:
+        slot = int(time.time())
+        node.report(slot - 1)
+        node.send(Ask("n", 1, slot, 2.5, {"front": ["bob"]}))
+        answer = node.read_until(lambda got: isinstance(got, Quota) and not got.whole)
+        assert answer.services["front"].users["bob"]["requests"].amount > 0
+
+
+def test_a_second_connection_of_a_node_replaces_the_first() -> None:
+    with running() as central, V1Node(central, "n7") as first, V1Node(central, "n7") as second:
+        first.report(slot_of(central) - 1)
+        second.sequence = first.sequence
+        second.report(slot_of(central) - 1)
+        code, reason = closed_with(first.socket)
+        assert (code, reason) == (4001, "replaced: another connection of node n7")
+        second.report(slot_of(central) - 1)
+        assert get(central, "/api/status")["connections"] == 1
+
+
+def test_a_connection_speaks_for_one_node() -> None:
+    with running() as central, V1Node(central, "n1") as node:
+        node.report(slot_of(central) - 1)
+        node.send(node.message(slot_of(central) - 1)._replace(node="n2"))
+        code, reason = closed_with(node.socket)
+        assert code == 1007
+        assert reason == "bad frame: the connection of node n1 speaks for n2"
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xff" * 50, "[]", "{", "\x00"])
+def test_a_malformed_frame_ends_its_own_connection_with_a_reason(frame: bytes | str) -> None:
+    with running() as central, V1Node(central, "n1") as node, V1Node(central, "n2") as other:
+        node.socket.send(frame)
+        code, reason = closed_with(node.socket)
+        assert code == 1007
+        assert reason.startswith("bad frame: ")
+        other.report(slot_of(central) - 1)
+
+
+def test_reasons_are_cut_to_what_a_close_frame_holds() -> None:
+    with running() as central, V1Node(central, "ä" * 90) as node:
+        node.report(slot_of(central) - 1)
+        node.send(node.message(slot_of(central) - 1)._replace(node="ö" * 90))
+        code, reason = closed_with(node.socket)
+        assert code == 1007
+        assert len(reason.encode()) <= 120
+        assert reason.endswith("...")
+
+
+HANDSHAKES = [
+    ({"subprotocols": ["mqtt"]}, "", "denied: expected the subprotocol headgate.v1 or none, got"),
+    ({}, "/elsewhere", "denied: expected the path / or /throttle, got /elsewhere"),
+    ({"origin": "http://evil.example"}, "", "denied: not for pages of http://evil.example"),
+    (
+        {
+            "subprotocols": ["headgate.v1"],
+            "additional_headers": {"Headgate-Slot-Seconds": "0.5"},
+        },
+        "",
+        "denied: slots are 0.1 s here, the node has 0.5",
+    ),
+    (
+        {
+            "subprotocols": ["headgate.v1"],
+            "additional_headers": {"Headgate-Slot-Seconds": "soon"},
+        },
+        "",
+        "denied: slots are 0.1 s here, the node has soon",
+    ),
+]
+
+
+def test_who_does_not_fit_is_told_why() -> None:
+    with running() as central:
+        for options, path, expected in HANDSHAKES:
+            with connect(central.ws_url + path, **options) as socket:
+                code, reason = closed_with(socket)
+                assert code == 1008
+                assert reason.startswith(expected)
+
+
+def test_a_node_with_the_same_slots_or_of_our_own_origin_is_welcome() -> None:
+    with running() as central:
+        headers = {"Headgate-Slot-Seconds": "0.10"}
+        with V1Node(central, additional_headers=headers) as node:
+            node.report(slot_of(central) - 1)
+        with PlainNode(central, origin=central.url) as plain:
+            assert plain.report(plain.slot(), {})
+
+
+def test_a_report_of_a_higher_epoch_makes_it_lead_in_one_above() -> None:
+    """The clock of an earlier life was ahead: nodes would not listen to a lower epoch."""
+    with running() as central, V1Node(central) as node:
+        ack = node.report(slot_of(central) - 1, epoch=3_000_000_000)
+        assert ack.epoch == 3_000_000_001
+        assert ack.leads
+        assert get(central, "/api/status")["epoch"] == 3_000_000_001
+
+
+def test_an_epoch_without_end_is_refused() -> None:
+    with running() as central, V1Node(central) as node:
+        node.send(node.message(slot_of(central) - 1, epoch=(1 << 53) - 1))
+        code, reason = closed_with(node.socket)
+        assert code == 1007
+        assert reason.startswith("bad frame: ")
+
+
+def test_connections_are_shown_and_forgotten() -> None:
+    with running() as central:
+        with V1Node(central, "n1") as node, PlainNode(central, "n2") as plain:
+            node.report(slot_of(central) - 1)
+            plain.report(plain.slot(), {})
+            assert central.board is not None
+            shown = {each.node: each for each in central.board.connections()}
+            assert shown["n1"].kind == "headgate.v1"
+            assert shown["n2"].kind == "classic"
+            assert shown["n1"].frames == shown["n2"].frames == 1
+            assert shown["n1"].last_slot is not None
+            assert shown["n1"].quota_sent is not None
+        eventually(lambda: central.board is not None and not central.board.connections())
+
+
+def test_one_port_serves_nodes_and_the_api() -> None:
+    with running(name="c9") as central, V1Node(central) as node:
+        node.report(slot_of(central) - 1, ann=3.0)
+        status = get(central, "/api/status")
+        assert (status["name"], status["role"], status["leader"]) == ("c9", "active", "c9")
+        assert get(central, "/healthz").strip() == "ok"
+        assert "headgate_central_reports_total 1.0" in get(central, "/metrics")
+        assert [each["name"] for each in get(central, "/api/nodes")["nodes"]] == ["n"]

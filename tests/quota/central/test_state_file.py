@@ -1,0 +1,128 @@
+"""The file a central goes on from: whole, torn, of another kind, or not to be had."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from headgate.errors import ConfigError
+from headgate.quota import Central, Ledger
+from headgate.quota.central.state_file import StateFile
+from headgate.quota.protocol import Line, Report
+from tests.quota.central.parts import LIMITS, V1Node, running
+
+SLOT = 1_800_000_000
+
+
+def used_ledger() -> Ledger:
+    ledger = Ledger(LIMITS)
+    lines = {"front": {"ann": {"requests": Line(500.0, 0, 500, 0.0, 0.0)}}}
+    ledger.book(SLOT, Report("n", 1, 1, -1, 0, SLOT - 1, 0.0, lines))
+    ledger.assign(SLOT)
+    return ledger
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "central.state"
+    size = StateFile(path).write(77, used_ledger().snapshot())
+    assert size == path.stat().st_size
+    return path
+
+
+def test_what_was_written_is_read(written: Path) -> None:
+    ledger = Ledger(LIMITS)
+    assert StateFile(written).restore(ledger) == 77
+    assert ledger.recorded("front", "ann", "requests") == 500.0
+    assert os.listdir(written.parent) == ["central.state"]
+    assert written.stat().st_mode & 0o077 == 0
+
+
+def test_no_file_is_a_fresh_start(tmp_path: Path) -> None:
+    assert StateFile(tmp_path / "none").restore(Ledger(LIMITS)) == 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 8, 19, 20, 21, 100, -1])
+def test_a_torn_file_is_set_aside_and_the_books_are_empty(
+    written: Path, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = written.read_bytes()
+    written.write_bytes(whole[:length])
+    ledger = Ledger(LIMITS)
+    epoch = StateFile(written).restore(ledger)
+    assert epoch == (77 if length == -1 or length >= 20 else 0)
+    assert ledger.recorded("front", "ann", "requests") == 0.0
+    assert not written.exists()
+    (aside,) = written.parent.iterdir()
+    assert aside.name.startswith("central.state.torn-")
+    assert aside.read_bytes() == whole[:length]
+    assert "starting with empty books" in caplog.text
+
+
+@pytest.mark.parametrize("at", [0, 9, 15, 25, 60, -5])
+def test_a_changed_byte_is_found(written: Path, at: int) -> None:
+    raw = bytearray(written.read_bytes())
+    raw[at] ^= 1
+    written.write_bytes(raw)
+    ledger = Ledger(LIMITS)
+    StateFile(written).restore(ledger)
+    assert ledger.recorded("front", "ann", "requests") == 0.0
+    assert not written.exists()
+
+
+def test_a_file_of_other_slots_is_set_aside(written: Path) -> None:
+    assert StateFile(written).restore(Ledger(LIMITS, slot_seconds=2.0)) == 77
+    assert not written.exists()
+
+
+def test_a_path_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        StateFile(tmp_path).restore(Ledger(LIMITS))
+    with pytest.raises(ConfigError, match="must be a folder"):
+        StateFile(tmp_path / "no" / "where").restore(Ledger(LIMITS))
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(written: Path) -> None:
+    before = written.read_bytes()
+    with pytest.raises(TypeError):
+        StateFile(written).write(78, "no bytes")  # type: ignore[arg-type]
+    assert written.read_bytes() == before
+    assert os.listdir(written.parent) == ["central.state"]
+
+
+# In a running central
+
+
+def booked(central: Central) -> float:
+    assert central.board is not None
+    return central.board.state.ledger.recorded("front", "ann", "requests")
+
+
+def test_a_restart_forgets_nothing_and_leads_in_a_higher_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    epochs = []
+    for life in range(3):
+        with running(state=path) as central:
+            assert booked(central) == 500.0 * life
+            with V1Node(central) as node:
+                node.sequence = life
+                ack = node.report(int(time.time() / 0.1) - 1, ann=500.0 * (life + 1))
+                epochs.append(ack.epoch)
+    assert epochs == sorted(set(epochs))
+
+
+def test_a_clock_that_went_back_does_not_lower_the_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    StateFile(path).write(5_000_000_000, Ledger(LIMITS, slot_seconds=0.1).snapshot())
+    with running(state=path) as central:
+        assert central.board is not None
+        assert central.board.state.epoch == 5_000_000_001
+
+
+def test_a_torn_file_does_not_stop_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_bytes(b"hgstate1 and no more")
+    with running(state=path) as central, V1Node(central) as node:
+        assert node.report(int(time.time() / 0.1) - 1).leads
+    assert sorted(each.name.partition("-")[0] for each in tmp_path.iterdir()) == ["s", "s.torn"]

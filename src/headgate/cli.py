@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from headgate.clock import Clock, SystemClock
 from headgate.demo import limits, limits_screen
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, HeadgateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
+    _add_limits(commands)
     _add_simulate(commands)
     _add_central(commands)
     arguments = parser.parse_args(argv)
@@ -228,6 +229,106 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
                 sys.stdout.write(f"BROKEN: {outcome.broken}\n")
             sys.stdout.write("\n")
     return 0 if met else 1
+
+
+def _add_limits(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "limits",
+        help="list, set and remove limits of a running central",
+        description="Lists, sets and removes limits of a running central. A change holds from the\n"
+        "next slot on. The exit code is 1 if the central cannot be reached or refuses.",
+        epilog="examples:\n  headgate limits list\n"
+        "  headgate limits set front ann requests=50 traffic_up=1000000 --burst-seconds 10\n"
+        "  headgate limits set front '*' requests=5\n"
+        "  headgate limits remove front ann --url https://central.example:7411 --token-file tokens",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--url",
+        default="http://127.0.0.1:7411",
+        help="where the central is (default: %(default)s)",
+    )
+    common.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the central's token file, or a file with the admin token alone; "
+        "without it the variable HEADGATE_TOKEN has the token",
+    )
+    common.add_argument("--ca", metavar="FILE", help="whom to trust, instead of the system's CAs")
+    common.add_argument("--json", action="store_true", help="print what the central answers")
+    acts = parser.add_subparsers(title="what to do", metavar="ACT", required=True)
+    listing = acts.add_parser(
+        "list",
+        parents=[common],
+        help="the limits in force",
+        epilog="example: headgate limits list --service front --json",
+    )
+    listing.add_argument("--service", help="only of this service")
+    listing.add_argument("--user", help="only of this user")
+    setting = acts.add_parser(
+        "set",
+        parents=[common],
+        help="the whole entry of a user",
+        description="Sets the whole entry of a user: what it does not name is not limited by it.",
+        epilog="example: headgate limits set front ann requests=50 traffic_up=1000000",
+    )
+    setting.add_argument("service", metavar="SERVICE")
+    setting.add_argument("user", metavar="USER", help="* is everyone without an entry of his own")
+    setting.add_argument(
+        "rates", metavar="RESOURCE=RATE", nargs="+", help="units per second, such as requests=50"
+    )
+    setting.add_argument(
+        "--burst-seconds",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="how much unused quota may pile up (default: 10)",
+    )
+    removing = acts.add_parser(
+        "remove",
+        parents=[common],
+        help="the entry of a user",
+        epilog="example: headgate limits remove front ann",
+    )
+    removing.add_argument("service", metavar="SERVICE")
+    removing.add_argument("user", metavar="USER")
+    for act, name in ((listing, "list"), (setting, "set"), (removing, "remove")):
+        act.set_defaults(run=_limits, parser=act, act=name)
+
+
+def _limits(arguments: argparse.Namespace, clock: Clock) -> int:
+    from headgate.quota.entries import Entry
+    from headgate.quota.limits_command import CentralClient, parse_rates, read_admin_token, table
+
+    entry = None
+    if arguments.act == "set":
+        try:
+            rates = parse_rates(arguments.rates)
+            entry = Entry(arguments.service, arguments.user, arguments.burst_seconds, rates)
+        except ValueError as error:
+            arguments.parser.error(str(error))
+    try:
+        token = os.environ.get("HEADGATE_TOKEN") or None
+        if arguments.token_file is not None:
+            token = read_admin_token(arguments.token_file)
+        central = CentralClient(arguments.url, token=token, ca=arguments.ca)
+        if entry is not None:
+            answer = central.set(entry)
+        elif arguments.act == "remove":
+            answer = central.remove(arguments.service, arguments.user)
+        else:
+            answer = central.limits(arguments.service, arguments.user)
+    except HeadgateError as error:
+        sys.stderr.write(f"headgate limits: {error}\n")
+        return 1
+    if arguments.json:
+        sys.stdout.write(json.dumps(answer) + "\n")
+    elif arguments.act == "remove":
+        sys.stdout.write(f"removed: {arguments.service} {arguments.user}\n")
+    else:
+        sys.stdout.write(table(answer.get("limits")))
+    return 0
 
 
 def _write(path: str, text: str, mode: str) -> bool:

@@ -3,9 +3,11 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate.errors import ConfigError
-from headgate.quota.entries import Entry, read_entries
+from headgate.quota.entries import Entry, entry_of, read_entries, read_tables, table_of
 
 _GOOD = """
 [[limit]]
@@ -99,3 +101,19 @@ def test_an_entry_checks_itself() -> None:
         Entry("s", "u", rates={"reads": 10**400})
     with pytest.raises(ValueError, match="at least one resource"):
         Entry("s", "u")
+    with pytest.raises(ValueError, match="must not be called .*: 'user'"):
+        Entry("s", "u", rates={"user": 1.0})
+
+
+_NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=12)
+_AMOUNTS = st.floats(0.0, 1e15)
+_RESOURCES = _NAMES.filter(lambda name: name not in ("service", "user", "burst_seconds"))
+
+
+@given(_NAMES, _NAMES, _AMOUNTS, st.dictionaries(_RESOURCES, _AMOUNTS, min_size=1))
+def test_a_flat_table_means_the_entry_it_was_made_of(
+    service: str, user: str, burst_seconds: float, rates: dict[str, float]
+) -> None:
+    entry = Entry(service, user, burst_seconds, rates)
+    assert entry_of(table_of(entry)) == entry
+    assert read_tables([entry, table_of(entry)])[0] == [entry]

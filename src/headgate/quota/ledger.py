@@ -110,9 +110,13 @@ class Ledger:
 
     # Limits
 
-    def set_limits(self, entries: Iterable[Entry]) -> None:
+    def prepare(self, entries: Iterable[Entry]) -> LimitsTable:
+        """Make ready for `set_limits`, in any thread: of 100,000 entries it takes half a second."""
+        return LimitsTable(entries, self.slot_seconds)
+
+    def set_limits(self, entries: Iterable[Entry] | LimitsTable) -> None:
         """Replace all limits, from the next assignment on; at once before anything was booked."""
-        table = LimitsTable(entries, self.slot_seconds)
+        table = entries if isinstance(entries, LimitsTable) else self.prepare(entries)
         if self._first is None:
             self._table = table
         else:

@@ -13,6 +13,7 @@ from headgate.quota.entries import Entry
 __all__ = ["LimitsTable"]
 
 _EVERYONE = "*"
+_LARGEST_VERSION = 1 << 56
 
 
 class LimitsTable:
@@ -20,7 +21,8 @@ class LimitsTable:
 
     def __init__(self, entries: Iterable[Entry], slot_seconds: float) -> None:
         self._slot_seconds = slot_seconds
-        self._since: dict[tuple[str, str], int] = {}
+        self._first = 0  # the slot in which the first table took effect
+        self._since: dict[tuple[str, str], int] = {}  # of the entries that began later
         self._entries: dict[str, dict[str, Entry]] = {}
         for entry in entries:
             users = self._entries.setdefault(entry.service, {})
@@ -35,15 +37,24 @@ class LimitsTable:
 
     def begin(self, slot: int, before: "LimitsTable | None") -> None:
         """Take effect in `slot`. Limits of users who had one go on; the others begin."""
-        old = before._since if before is not None else {}
+        if before is None:
+            self._first = slot
+            return
+        self._first = before._first
         self._since = {
-            (service, user): old.get((service, user), slot)
-            for service, users in self._entries.items()
-            for user in users
+            (service, user): since
+            for (service, user), since in before._since.items()
+            if user in self._entries.get(service, ())
         }
+        for service, users in self._entries.items():
+            for user in users.keys() - before._entries.get(service, {}).keys():
+                self._since[service, user] = slot
 
     def begun_after(self, slot: int | None) -> list[tuple[str, str, int]]:
-        """The limits that took effect later than `slot`, and when."""
+        """The limits that took effect later than `slot`, and when.
+
+        `slot` is not before the first table took effect.
+        """
         return [
             (*name, since)
             for name, since in self._since.items()
@@ -53,7 +64,7 @@ class LimitsTable:
     def took_effect(self, begun: Iterable[tuple[str, str, int]]) -> None:
         """Take over when limits began, of those that are still here."""
         for service, user, since in begun:
-            if (service, user) in self._since:
+            if user in self._entries.get(service, ()):
                 self._since[service, user] = since
 
     @property
@@ -73,7 +84,7 @@ class LimitsTable:
         return (
             rate * self._slot_seconds,
             rate * entry.burst_seconds,
-            self._since[entry.service, entry.user],
+            self._since.get((entry.service, entry.user), self._first),
         )
 
     def newcomers(self, service: str, nodes: int) -> dict[str, float]:
@@ -86,13 +97,17 @@ class LimitsTable:
 
 
 def _fingerprint(entries: dict[str, dict[str, Entry]]) -> int:
-    """The same for the same limits, in every process."""
-    digest = hashlib.blake2b(digest_size=7)
-    for service in sorted(entries):
-        for user, entry in sorted(entries[service].items()):
+    """The same for the same limits, in every process and in any order.
+
+    A sum, not a digest of all of them in order: sorting many would hold up the other threads.
+    """
+    total = 0
+    for service, users in entries.items():
+        for user, entry in users.items():
             terms = (service, user, entry.burst_seconds, sorted(entry.rates.items()))
-            digest.update(repr(terms).encode())
-    return int.from_bytes(digest.digest())
+            digest = hashlib.blake2b(repr(terms).encode(), digest_size=8).digest()
+            total += int.from_bytes(digest)
+    return total % _LARGEST_VERSION
 
 
 def _lowest(users: dict[str, Entry]) -> dict[str, float]:

@@ -12,17 +12,17 @@ limits must not let everyone through.
 """
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from headgate.errors import ConfigError
-from headgate.quota.entries import Entry
+from headgate.quota.entries import Entry, read_tables
 from headgate.quota.ledger import Ledger
+from headgate.quota.limits_table import LimitsTable
 from headgate.quota.sources import LimitsSource
 
 __all__ = ["LimitsKeeper", "Reading"]
@@ -37,7 +37,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the source said, or why it could not."""
+    """What the source said, or why it could not.
+
+    Entries that are the same as before are the same list: to compare many is not for the loop.
+    """
 
     number: int
     wall: float
@@ -45,6 +48,7 @@ class Reading:
     entries: list[Entry] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     error: str | None = None
+    table: LimitsTable | None = None
 
 
 class LimitsKeeper:
@@ -78,44 +82,59 @@ class LimitsKeeper:
     # In a thread
 
     def read(self) -> Reading | None:
-        """Ask the source; None when it has nothing new to say."""
-        with self._alone():
+        """Ask the source; None when it has nothing new to say, or another thread is asking."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
             return self._ask()
+        finally:
+            self._lock.release()
 
     def edit(self, change: Callable[[LimitsSource], _Result]) -> tuple[_Result, Reading | None]:
         """Change something in the source, and read what stands there then.
 
         `NotEditable` when it is not ours to change, `ConfigError` when it could not be done.
         """
-        with self._alone():
-            return change(self.source), self._ask()
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
         if not self._lock.acquire(timeout=_PATIENCE):
             raise ConfigError(f"{self.source.name} has been busy for {_PATIENCE:g} s; try again")
         try:
-            yield
+            return change(self.source), self._ask()
         finally:
             self._lock.release()
 
     def _ask(self) -> Reading | None:
-        # No stamp goes with an error: what was wrong need not show in a stamp when it is mended.
-        stamp: object = object()
+        known = self.entries
         entries: list[Entry] = []
         complaints: list[str] = []
         failure = None
+        table = None
+        # No stamp goes with an error: what was wrong need not show in a stamp when it is mended.
+        stamp: object = object()
         try:
             # Before the loading: what changes meanwhile is another stamp the next time.
             current = self.source.stamp()
             if current == self._stamp:
                 return None
-            entries, complaints = self.source.load()
+            loaded, complaints = self.source.load()
+            entries, doubles = read_tables(loaded)
+            complaints = complaints + doubles
+            table = self._ledger.prepare(entries)
             stamp = current
         except ConfigError as error:
             failure = str(error)
+        except Exception as error:  # a source may be anyone's, and must not stop the central
+            _logger.exception("%s failed", self.source.name)
+            failure = f"{self.source.name} failed: {error!r}"
         self._read += 1
-        return Reading(self._read, time.time(), stamp, entries, complaints, failure)
+        return Reading(
+            self._read,
+            time.time(),
+            stamp,
+            known if entries == known else entries,
+            complaints,
+            failure,
+            table,
+        )
 
     # On the loop
 
@@ -140,9 +159,9 @@ class LimitsKeeper:
             for complaint in reading.complaints[:_COMPLAINTS_LOGGED]:
                 _logger.warning("%s: %s", self.source.name, complaint)
         self.complaints = reading.complaints
-        if reading.entries == self.entries and not is_first:
+        if reading.entries is self.entries and not is_first:
             return False
-        self._ledger.set_limits(reading.entries)
+        self._ledger.set_limits(reading.entries if reading.table is None else reading.table)
         self.entries = reading.entries
         _logger.info("%d limits from %s", len(self.entries), self.source.name)
         return True

@@ -19,10 +19,17 @@ class FunctionLimits:
 
     is_editable = False
 
-    def __init__(self, function: Callable[[], Limits], *, every: float = 5.0) -> None:
+    def __init__(
+        self,
+        function: Callable[[], Limits],
+        *,
+        every: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = f"the function {getattr(function, '__qualname__', None) or repr(function)}"
         self._function = function
         self._every = every
+        self._clock = clock
 
     def __repr__(self) -> str:
         return f"FunctionLimits({self.name}, every={self._every:g} s)"
@@ -35,7 +42,7 @@ class FunctionLimits:
             raise ConfigError(f"{self.name} failed: {error!r}") from error
 
     def stamp(self) -> object:
-        return time.monotonic() // self._every
+        return self._clock() // self._every
 
     def put(self, entry: Entry) -> None:
         raise self._refusal()

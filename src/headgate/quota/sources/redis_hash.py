@@ -3,8 +3,9 @@
     headgate:{limits}            a hash: ["service", "user"] -> the flat table, both as JSON
     headgate:{limits}:version    a number that each change makes larger
 
-The braces keep both on one server of a cluster. A change and its number are one transaction. Who
-writes the hash by hand makes the number larger (INCR), else nobody looks.
+The braces keep both on one server of a cluster. A change and its number are one script, not a
+transaction: a script is one command, which is sent elsewhere as a whole when the server has
+changed. Who writes the hash by hand makes the number larger (INCR), else nobody looks.
 
 A Redis that does not answer, or that has lost the number after it once had one (restarted
 without its data, say), is an error: what is missing there must not lift the limits here.
@@ -12,15 +13,28 @@ without its data, say), is an error: what is missing there must not lift the lim
 
 import json
 from collections.abc import Iterable
-from time import monotonic
 from typing import Any
 
 from headgate.errors import ConfigError, HeadgateError
 from headgate.quota.entries import Entry, read_tables, table_of
-from headgate.stores import ErrorReply, RedisPool, pack
+from headgate.stores import RedisPool
 
 __all__ = ["RedisHash"]
 
+_PUT = """
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+return redis.call('INCR', KEYS[2])
+"""
+_REMOVE = """
+local removed = redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('INCR', KEYS[2])
+return removed
+"""
+_REPLACE = """
+redis.call('DEL', KEYS[1])
+for i = 1, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return redis.call('INCR', KEYS[2])
+"""
 _TIMEOUT = 2.0  # seconds, for each round trip
 _AT_ONCE = 1000
 _TRIES = 5
@@ -57,14 +71,13 @@ class RedisHash:
         fields: dict[bytes, bytes] = {}
         cursor = b"0"
         while True:
-            (reply,) = self._ask([("HSCAN", self._hash, cursor, "COUNT", _AT_ONCE)])
-            cursor, pairs = reply
+            cursor, pairs = self._ask("HSCAN", self._hash, cursor, "COUNT", _AT_ONCE)
             fields.update(zip(pairs[::2], pairs[1::2], strict=True))
             if cursor == b"0":
                 return fields
 
     def stamp(self) -> object:
-        (version,) = self._ask([("GET", self._version)])
+        version: object = self._ask("GET", self._version)
         if version is not None:
             self._has_been_there = True
         elif self._has_been_there:
@@ -75,39 +88,22 @@ class RedisHash:
 
     def put(self, entry: Entry) -> None:
         self.stamp()  # one entry alone must not take the place of limits that were lost
-        self._change([("HSET", self._hash, *_field_and_value(entry))])
+        self._run(_PUT, *_field_and_value(entry))
 
     def remove(self, service: str, user: str) -> bool:
-        (removed, _) = self._change([("HDEL", self._hash, _field(service, user))])
-        return bool(removed)
+        return bool(self._run(_REMOVE, _field(service, user)))
 
     def replace(self, entries: Iterable[Entry]) -> None:
-        pairs = [_field_and_value(entry) for entry in entries]
-        commands: list[tuple[Any, ...]] = [("DEL", self._hash)]
-        for start in range(0, len(pairs), _AT_ONCE):
-            some = pairs[start : start + _AT_ONCE]
-            commands.append(("HSET", self._hash, *(word for pair in some for word in pair)))
-        self._change(commands)
+        self._run(_REPLACE, *(word for entry in entries for word in _field_and_value(entry)))
 
-    def _change(self, commands: list[tuple[Any, ...]]) -> list[Any]:
-        *_, replies = self._ask([("MULTI",), *commands, ("INCR", self._version), ("EXEC",)])
-        for reply in replies:
-            if isinstance(reply, ErrorReply):
-                raise ConfigError(f"the limits at {self.name} cannot be changed: {reply}")
-        return list(replies)
+    def _run(self, script: str, *arguments: str) -> Any:
+        return self._ask("EVAL", script, 2, self._hash, self._version, *arguments)
 
-    def _ask(self, commands: list[tuple[Any, ...]]) -> list[Any]:
-        payload = b"".join(pack(*words) for words in commands)
+    def _ask(self, *words: bytes | str | int) -> Any:
         try:
-            replies = self._pool.exchange(
-                self._hash.encode(), payload, len(commands), monotonic() + _TIMEOUT
-            )
-            for reply in replies:
-                if isinstance(reply, ErrorReply):
-                    raise reply
+            return self._pool.call(*words, key=self._hash.encode())
         except HeadgateError as error:
             raise ConfigError(f"the limits at {self.name} cannot be reached: {error}") from None
-        return replies
 
     def close(self) -> None:
         self._pool.close()

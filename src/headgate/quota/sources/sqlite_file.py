@@ -10,7 +10,9 @@ centrals of a host may share it, and people may write to it with any tool: each 
 connection changes what SQLite calls the data version, and a file that was put in the place of
 this one is opened anew.
 
-Every change is one transaction. The journal is a write-ahead log, so that readers do not wait.
+Every change is one transaction, with SQLite's own journal and not a write-ahead log: such a log is
+a file beside the database, which would be taken for that of the file put in its place. What it
+would buy, readers that do not wait for writers, is of no use in a thread that has time.
 """
 
 import contextlib
@@ -109,7 +111,6 @@ class SqliteFile:
     def _connect(self, *, is_new: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_PATIENCE, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
             if is_new:
                 with connection:
                     connection.execute(_TABLE)

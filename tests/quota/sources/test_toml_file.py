@@ -1,0 +1,124 @@
+"""Limits in a TOML file: edited in place, put in place, broken, gone."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from headgate.errors import ConfigError
+from headgate.quota import Entry
+from headgate.quota.sources import NotEditable, open_source
+
+ANN = '[[limit]]\nservice = "front"\nuser = "ann"\nrequests = 5\n'
+BOB = ANN.replace("ann", "bob")
+
+
+def write(path: Path, text: str) -> None:
+    """As written a while ago: nothing has to be waited for."""
+    path.write_text(text)
+    os.utime(path, ns=(0, time.time_ns() - 10**9))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write(tmp_path / "limits.toml", ANN)
+    return tmp_path / "limits.toml"
+
+
+def test_a_file_has_entries_and_complaints(path: Path) -> None:
+    write(path, ANN + '[[limit]]\nservice = "front"\nuser = "eve"\nrequests = -1\n')
+    entries, complaints = open_source(path).load()
+    assert entries == [Entry("front", "ann", rates={"requests": 5.0})]
+    (complaint,) = complaints
+    assert "'eve'" in complaint
+    assert "got -1" in complaint
+
+
+def test_the_stamp_is_another_when_the_file_is_written_or_replaced_or_gone(path: Path) -> None:
+    source = open_source(str(path))
+    stamps = [source.stamp(), source.stamp()]
+    assert stamps[0] == stamps[1]
+    with path.open("a") as file:
+        file.write("# more\n")
+    stamps.append(source.stamp())
+    write(path.with_suffix(".new"), ANN)
+    path.with_suffix(".new").rename(path)
+    stamps.append(source.stamp())
+    path.unlink()
+    stamps.append(source.stamp())
+    assert len(set(stamps[1:])) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"[[limit", "not valid TOML"),
+        (b"[[limit]]\nuser = '\xff'\n", "must be UTF-8"),
+        (b"  \n", "is empty: if no limits are meant, leave a line of comment"),
+    ],
+)
+def test_a_bad_file_says_why(path: Path, text: bytes, reason: str) -> None:
+    source = open_source(path)
+    assert len(source.load()[0]) == 1
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        source.load()
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_missing_says_so(tmp_path: Path) -> None:
+    source = open_source(tmp_path / "none.toml")
+    assert source.stamp() == source.stamp()
+    with pytest.raises(ConfigError, match="none.toml cannot be read: No such file"):
+        source.load()
+
+
+def test_no_limits_are_meant_when_a_comment_is_left(path: Path) -> None:
+    source = open_source(path)
+    source.load()
+    write(path, "# nobody\n")
+    assert source.load() == ([], [])
+
+
+def test_an_empty_file_is_fine_at_the_start(path: Path) -> None:
+    write(path, "")
+    assert open_source(path).load() == ([], [])
+
+
+def test_a_file_is_read_again_when_it_changes_while_it_is_read(path: Path) -> None:
+    source = open_source(path)
+    source.load()
+    started = threading.Event()
+
+    def edit() -> None:
+        """As some editors do it: emptied first, and then written in pieces."""
+        with path.open("w") as file:
+            started.set()
+            for piece in (ANN, BOB):
+                file.write(piece)
+                file.flush()
+                time.sleep(0.02)
+
+    editor = threading.Thread(target=edit)
+    editor.start()
+    started.wait()
+    entries, _ = source.load()
+    editor.join()
+    assert [entry.user for entry in entries] == ["ann", "bob"]
+
+
+def test_a_file_is_edited_as_a_file(path: Path) -> None:
+    source = open_source(path)
+    assert not source.is_editable
+    entry = Entry("front", "bob", rates={"requests": 1.0})
+    for edit in (
+        lambda: source.put(entry),
+        lambda: source.remove("front", "ann"),
+        lambda: source.replace([entry]),
+    ):
+        with pytest.raises(NotEditable, match="change it there"):
+            edit()
+    assert path.read_text() == ANN
+    source.close()

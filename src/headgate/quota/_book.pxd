@@ -1,17 +1,20 @@
-from headgate.quota._bucket cimport Bucket, Cell
+cimport cython
+
+from headgate.quota._bucket cimport Bucket, Cell, News
+from headgate.quota._given cimport Given
+from headgate.quota._lines cimport Dictionary
 from headgate.quota._nodes cimport Nodes
+from headgate.quota._register cimport Register
 from headgate.quota._split cimport Wish
 from headgate.quota._usage cimport Sums, Usage
-
-cdef struct Given:
-    int bucket
-    float amount
 
 cdef struct Out:
     Given *given
     Py_ssize_t count, room
     long long slot
 
+
+@cython.final
 cdef class Book:
     cdef Nodes nodes
     cdef object rule
@@ -21,7 +24,8 @@ cdef class Book:
     cdef readonly Py_ssize_t cells
     cdef readonly long long first, assigned
     cdef dict users  # user -> {resource: bucket}
-    cdef list names  # bucket -> (user, resource), or None
+    cdef Register register
+    cdef list names  # the register's: bucket -> (user, resource), or None
     cdef object free  # (slot, bucket): forgotten, since when
     cdef object terms  # user, resource -> (rate, capacity, the slot it began in), or None: no limit
     cdef Wish *wishes
@@ -43,17 +47,9 @@ cdef class Book:
     cdef Sums _sums(self, long long slot)
     cdef int _day(self, long long slot) noexcept
     cdef double _outstanding(self, Bucket *bucket)
-    cdef int _enter(
-        self,
-        Usage usage,
-        int number,
-        Cell *cell,
-        long long slot,
-        double new,
-        unsigned int refused,
-        unsigned int served,
-        double held,
-    ) except -1
+    cdef int _know(self, Dictionary dictionary, int service) except -1
+    cdef int _find(self, Dictionary dictionary, int entry, long long slot) except -1
+    cdef int _tell(self, int number, const News *news, Sums sums, Usage usage) except -1
     cdef bint _assign_buckets(self, Py_ssize_t cells) except -1
     cdef bint _tidy_buckets(self, Py_ssize_t cells) except -1
     cdef int _assign(self, int number, long long slot) except -1

@@ -2,6 +2,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from typing_extensions import disjoint_base
 
+from headgate.quota._given import GivenShares
+from headgate.quota._lines import PackedLines
 from headgate.quota._nodes import Nodes
 from headgate.quota._usage import Usage
 from headgate.quota.protocol import Line
@@ -50,6 +52,21 @@ class Book:
         is_known: bool = False,
         is_reborn: bool = False,
     ) -> Usage: ...
+    def record_packed(
+        self,
+        node_id: str,
+        slot: int,
+        lines: PackedLines,
+        begin: int,
+        end: int,
+        *,
+        slots: int = 1,
+        sequence: int = 1,
+        since: int = 0,
+        is_known: bool = False,
+        is_reborn: bool = False,
+        deducts: bool = False,
+    ) -> Usage | None: ...
     def record_slot(
         self,
         node_id: str,
@@ -61,7 +78,7 @@ class Book:
     def assign(self, slot: int) -> None: ...
     def assign_some(self, slot: int, cells: int) -> bool: ...
     def rebase(self, slot: int) -> None: ...
-    def quota(self, slot: int, node_id: str) -> dict[str, dict[str, tuple[float, float]]]: ...
+    def quota(self, slot: int, node_id: str) -> GivenShares: ...
     def grant(
         self, slot: int, node_id: str, user: str, resources: Iterable[str]
     ) -> list[tuple[int, str, float, float]]: ...

@@ -39,20 +39,28 @@ from libc.string cimport memcpy, memmove, memset
 
 from headgate.errors import ProtocolError
 from headgate.quota._bucket cimport (
+    FORGET_SLOTS,
     ROUND_TRIP_SLOTS,
     SLACK,
     WHOLE_REQUESTS,
+    Booking,
     Bucket,
     Cell,
+    News,
+    book_line,
     ceiling_of,
     cost_of_request,
+    enter,
     part_for_asker,
     position_of,
     promise,
     promised_after,
     refill,
 )
+from headgate.quota._given cimport Given, given_shares
+from headgate.quota._lines cimport Dictionary, Found, Packed, PackedLines
 from headgate.quota._nodes cimport Nodes
+from headgate.quota._register cimport Register
 from headgate.quota._split cimport Wish, classic, fair
 from headgate.quota._usage cimport Sums, Usage
 
@@ -62,8 +70,6 @@ cdef extern from *:
     """
     /* A node that is so many slots behind has missed two reports: it is taken as gone. */
     #define GONE_SLOTS 3
-    /* What no report has mentioned for so many slots is forgotten. */
-    #define FORGET_SLOTS 60
     /* Sums of past slots: at most so many numbers of each kind are kept. */
     #define HISTORY_NUMBERS 4000000
     /* Quotas of past slots: likewise. */
@@ -71,8 +77,10 @@ cdef extern from *:
     /* Forgetting goes round the buckets once in so many slots, with at most so many at once. */
     #define TIDY_SLOTS 16
     #define FORGET_AT_ONCE 10000
+    /* Lines whose cells are fetched before they are booked. */
+    #define LINES_AHEAD 12
     """
-    const int GONE_SLOTS, FORGET_SLOTS, TIDY_SLOTS, FORGET_AT_ONCE
+    const int GONE_SLOTS, TIDY_SLOTS, FORGET_AT_ONCE, LINES_AHEAD
     const Py_ssize_t HISTORY_NUMBERS, GIVEN_NUMBERS
 
 cdef extern from *:
@@ -118,7 +126,8 @@ cdef class Book:
         self.assigned = first - 1
         self.nr_slot = nr_slot
         self.users = {}
-        self.names = []
+        self.register = Register()
+        self.names = self.register.names
         self.free = deque()
         self.sums = {}
         self.past = {}
@@ -213,34 +222,114 @@ cdef class Book:
         report before it is in the book.
         """
         cdef int node = self._node(node_id), number
-        cdef double consumed, settled, held, new
-        cdef unsigned int rejected, requests, refused, served
+        cdef Booking booking = Booking(slot, self._day(slot), slots, sequence, since, is_known, is_reborn)
+        cdef Packed packed
+        cdef News news
         cdef Cell *cell
         cdef Usage usage = Usage(node_id, slots, self.names)
+        cdef Sums sums = None
         for user, resources in lines.items():
             for resource, line in (<dict?> resources).items():
-                consumed, rejected_, requests_, settled, held = line
-                rejected = <unsigned int> (<unsigned long long> rejected_)
-                requests = <unsigned int> (<unsigned long long> requests_)
+                packed.consumed, rejected, requests, packed.settled, packed.held = line
+                packed.rejected = <unsigned int> (<unsigned long long> rejected)
+                packed.requests = <unsigned int> (<unsigned long long> requests)
                 number = self._number_of(user, resource, slot)
+                if sums is None:
+                    sums = self._sums(slot)
                 cell = self._cell(&self.buckets[number], node)
-                if cell.sequence == 0 or (
-                    since >= cell.sequence and sequence - cell.sequence > FORGET_SLOTS
-                ):
-                    new = consumed if is_reborn else consumed - settled
-                    refused = rejected if is_known or is_reborn else 0
-                    served = requests if is_known or is_reborn else 0
-                else:
-                    new = max(0.0, consumed - cell.consumed)
-                    refused = rejected - cell.rejected
-                    served = requests - cell.requests
-                cell.consumed = consumed
-                cell.rejected = rejected
-                cell.requests = requests
-                cell.sequence = sequence
-                cell.lapsed = 0.0
-                self._enter(usage, number, cell, slot, new, refused, served, held)
+                news = book_line(&booking, &self.buckets[number], cell, &packed)
+                self._tell(number, &news, sums, usage)
         return usage
+
+    def record_packed(
+        self,
+        str node_id not None,
+        long long slot,
+        PackedLines lines not None,
+        Py_ssize_t begin,
+        Py_ssize_t end,
+        *,
+        int slots=1,
+        unsigned int sequence=1,
+        unsigned int since=0,
+        bint is_known=False,
+        bint is_reborn=False,
+        bint deducts=False,
+    ):
+        """As `record`, of the lines `begin` to `end`, which are of our service.
+
+        With `deducts` it takes what was consumed out of the buckets, too, and returns None. What
+        the next lines need is fetched while a line is booked: to wait for memory is what costs.
+        """
+        cdef int node = self._node(node_id)
+        cdef Booking booking = Booking(slot, self._day(slot), slots, sequence, since, is_known, is_reborn)
+        cdef Usage usage = None if deducts else Usage(node_id, slots, self.names)
+        cdef Sums sums
+        cdef Found *found
+        cdef Found *all_found
+        cdef const Packed *packed = lines.lines
+        cdef Bucket *bucket
+        cdef Cell *cell
+        cdef News news
+        cdef Py_ssize_t i, coming
+        if not 0 <= begin <= end <= lines.count:
+            raise ValueError(f"expected lines from 0 to {lines.count}, got {begin} to {end}")
+        if begin == end:
+            return usage
+        all_found = lines.dictionary.found
+        self._know(lines.dictionary, all_found[packed[begin].entry].service)
+        sums = self._sums(slot)
+        for i in range(begin - 2 * LINES_AHEAD, end):
+            coming = i + 2 * LINES_AHEAD
+            if begin <= coming < end:
+                found = &all_found[packed[coming].entry]
+                if found.serial == 0 or self.register.serials[found.number] != found.serial:
+                    self._find(lines.dictionary, packed[coming].entry, slot)
+                    if self.room > sums.room:
+                        sums.grow(self.room)
+                ahead(&self.buckets[found.number])
+                ahead(<char *> &self.buckets[found.number] + 64)
+            coming = i + LINES_AHEAD
+            if begin <= coming < end:
+                found = &all_found[packed[coming].entry]
+                cell = &self.buckets[found.number].cells[found.position]
+                ahead(cell)
+                ahead(<char *> cell + 64)
+            if i < begin:
+                continue
+            found = &all_found[packed[i].entry]
+            bucket = &self.buckets[found.number]
+            if found.position >= bucket.count or bucket.cells[found.position].node != node:
+                cell = self._cell(bucket, node)
+                found.position = <int> (cell - bucket.cells)
+            news = book_line(&booking, bucket, &bucket.cells[found.position], &packed[i])
+            if news.consumed > 0.0 or news.rejected:
+                sums.consumed[found.number] += news.consumed
+                sums.rejected[found.number] += news.rejected
+                if deducts:
+                    bucket.level -= news.consumed
+                else:
+                    usage.push(found.number, news.consumed, news.rejected, news.requests)
+        return usage
+
+    cdef int _know(self, Dictionary dictionary, int service) except -1:
+        """What was found of a service in another book is of no use here."""
+        cdef Py_ssize_t i
+        if dictionary.registers[service] is not self.register:
+            for i in range(dictionary.count):
+                if dictionary.found[i].service == service:
+                    dictionary.found[i].serial = 0
+            dictionary.registers[service] = self.register
+        return 0
+
+    cdef int _find(self, Dictionary dictionary, int entry, long long slot) except -1:
+        cdef Found *found = &dictionary.found[entry]
+        user, resource = dictionary.names[entry]
+        found.number = <int> self._number_of(user, resource, slot)
+        found.serial = self.register.serials[found.number]
+        found.position = 0
+        dictionary.names[entry] = self.names[found.number]  # one tuple for all who know it
+        return 0
 
     def record_slot(
         self, str node_id not None, long long slot, dict consumption not None, dict rejection not None
@@ -250,76 +339,35 @@ cdef class Book:
         Such a node sends no totals and does not say how many requests it served.
         """
         cdef int node = self._node(node_id), number
-        cdef double consumed
+        cdef News news
         cdef Cell *cell
+        cdef Booking booking = Booking(slot, self._day(slot), 1, 0, 0, True, False)
         cdef Usage usage = Usage(node_id, 1, self.names)
+        cdef Sums sums = None
         for user in {**consumption, **rejection}:
             amounts = consumption.get(user, {})
             refusals = rejection.get(user, {})
             for resource in {**amounts, **refusals}:
-                consumed = amounts.get(resource, 0.0)
-                rejected = <unsigned int> (<double> refusals.get(resource, 0))
+                news.consumed = amounts.get(resource, 0.0)
+                news.rejected = <unsigned int> (<double> refusals.get(resource, 0))
+                news.requests = 0
                 number = self._number_of(user, resource, slot)
                 cell = self._cell(&self.buckets[number], node)
-                cell.consumed += consumed
-                self._enter(usage, number, cell, slot, consumed, rejected, 0, 0.0)
+                cell.consumed += news.consumed
+                if sums is None:
+                    sums = self._sums(slot)
+                enter(&booking, &self.buckets[number], cell, &news, 0.0)
+                self._tell(number, &news, sums, usage)
         return usage
 
-    cdef int _enter(
-        self,
-        Usage usage,
-        int number,
-        Cell *cell,
-        long long slot,
-        double new,
-        unsigned int refused,
-        unsigned int served,
-        double held,
-    ) except -1:
-        """Note in a cell what is new of it: the mean cost, the demand, the sums of the slot."""
-        cdef Bucket *bucket = &self.buckets[number]
-        cdef double cost, demand, distance, recovered
-        cdef Sums sums
-        cell.listed = max(cell.listed, self._day(slot))
-        if served and new > 0.0:
-            cost = new / served
-            if bucket.cost == 0.0:
-                bucket.cost = cost
-            else:
-                bucket.cost += (cost - bucket.cost) * served / (served + 32.0)
-        demand = (new + max(0.0, held - cell.held) + refused * cost_of_request(bucket)) / usage.slots
-        if refused and bucket.cost == 0.0:
-            # Refusals of unknown cost: the node wants more than it had, say as much again.
-            demand += new / usage.slots
-        cell.held = held
-        # Within chance the mean is the better guess; a jump beyond it is believed at once. A fall
-        # is taken to go on: traffic that left within the slot has left by the time of the quota.
-        distance = demand - cell.demand
-        if demand == 0.0 or cell.demand == <float> INFINITY:
-            cell.demand = <float> demand
-        elif distance * distance <= 9.0 * cost_of_request(bucket) * max(demand, <double> cell.demand):
-            cell.demand += <float> (0.3 * distance)
-        elif distance > 0.0:
-            cell.demand = <float> demand
-        else:
-            cell.demand = <float> max(0.1 * demand, demand + distance)
-        if bucket.rate >= 0.0:
-            refill(bucket, slot)
-        if usage.slots > 1 and bucket.spilled_at > slot - usage.slots:
-            # The older part was consumed while refill spilled over that should have covered it.
-            recovered = min(bucket.spilled, new * (usage.slots - 1) / usage.slots)
-            bucket.spilled -= recovered
-            bucket.level += recovered
-        if new > 0.0 or refused:
-            cell.last_consumed = new
-            cell.last_rejected = refused
-            sums = self._sums(slot)
+    cdef int _tell(self, int number, const News *news, Sums sums, Usage usage) except -1:
+        """Put what is new of a bucket into the sums of the slot, and into `usage`."""
+        if news.consumed > 0.0 or news.rejected:
             if number >= sums.room:
                 sums.grow(self.room)
-            sums.consumed[number] += new
-            sums.rejected[number] += refused
-            bucket.recorded += new
-            usage.push(number, new, refused, served)
+            sums.consumed[number] += news.consumed
+            sums.rejected[number] += news.rejected
+            usage.push(number, news.consumed, news.rejected, news.requests)
         return 0
 
     def deduct(self, Usage usage not None):
@@ -342,7 +390,6 @@ cdef class Book:
             return found
         if self.free and self.free[0][0] + self.nr_slot < slot:
             number = self.free.popleft()[1]
-            self.names[number] = (user, resource)
         else:
             number = self.count
             if number == self.room:
@@ -351,8 +398,8 @@ cdef class Book:
                     raise MemoryError
                 self.buckets = grown
                 self.room = max(16, self.room + self.room // 2)
-            self.names.append((user, resource))
             self.count += 1
+        self.register.enter(number, (user, resource))
         resources[resource] = number
         bucket = &self.buckets[number]
         memset(bucket, 0, sizeof(Bucket))
@@ -382,6 +429,10 @@ cdef class Book:
             return &bucket.cells[position]
         if bucket.count == bucket.room:
             room = bucket.room + max(1, bucket.room // 4)
+            if room > 16:
+                # Not all of the same size: where that is a page, the cells of a node would all
+                # compete for the same few lines of the cache.
+                room += <int> (bucket - self.buckets) & 1
             grown = <Cell *> realloc(bucket.cells, room * sizeof(Cell))
             if grown == NULL:
                 raise MemoryError
@@ -661,7 +712,7 @@ cdef class Book:
             out = &outs[2 * cell.node + (target & (lead[cell.node] - 1))]
             if out.count == out.room:
                 _grow(out)
-            out.given[out.count] = Given(number, <float> amount)
+            out.given[out.count] = Given(number, <float> amount, cell.safe)
             ahead(&out.given[out.count + 12])
             out.count += 1
         return 0
@@ -749,32 +800,21 @@ cdef class Book:
         del resources[resource]
         if not resources:
             del self.users[user]
-        self.names[number] = None
+        self.register.strike(number)
         self.free.append((slot, number))
         return 1
 
     # What was given
 
     def quota(self, long long slot, str node_id not None):
-        """user -> resource -> (amount, safe): what the node was given for a slot."""
-        cdef int node = self.nodes.number_of(node_id), at
+        """What the node was given for a slot."""
+        cdef int node = self.nodes.number_of(node_id)
         cdef Out *out
-        cdef Bucket *bucket
-        cdef Py_ssize_t i
-        result = {}
-        if node < 0 or 2 * node + 1 >= self.outs_room:
-            return result
-        out = self._out(node, slot)
-        if out.slot != slot:
-            return result
-        for i in range(out.count):
-            name = self.names[out.given[i].bucket]
-            if name is not None:
-                bucket = &self.buckets[out.given[i].bucket]
-                at = position_of(bucket, node)
-                safe = bucket.cells[at].safe if at < bucket.count and bucket.cells[at].node == node else 0.0
-                result.setdefault(name[0], {})[name[1]] = (out.given[i].amount, safe)
-        return result
+        if 0 <= node and 2 * node + 1 < self.outs_room:
+            out = self._out(node, slot)
+            if out.slot == slot:
+                return given_shares(self.register, out.given, out.count)
+        return given_shares(self.register, NULL, 0)
 
     def grant(self, long long slot, str node_id not None, str user not None, resources):
         """Give a node that asks, within slot `slot`, a part of what is free of a user's buckets.
@@ -825,7 +865,7 @@ cdef class Book:
                     out = self._out(node, target)
                     if out.count == out.room:
                         _grow(out)
-                    out.given[out.count] = Given(number, cell.promised[target & 3])
+                    out.given[out.count] = Given(number, cell.promised[target & 3], cell.safe)
                     out.count += 1
         return [share for share in result if share[0] <= told]
 
@@ -974,7 +1014,7 @@ cdef class Book:
                     out = self._out(cell.node, target)
                     if out.count == out.room:
                         _grow(out)
-                    out.given[out.count] = Given(<int> number, cell.promised[target & 3])
+                    out.given[out.count] = Given(<int> number, cell.promised[target & 3], cell.safe)
                     out.count += 1
 
     # Looking

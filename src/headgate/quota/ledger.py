@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from itertools import islice
 from operator import itemgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from headgate.errors import ConfigError, ProtocolError
 from headgate.quota._book import MISSED_SLOTS, Book
+from headgate.quota._given import GivenShares
+from headgate.quota._lines import PackedLines
 from headgate.quota._nodes import Nodes
 from headgate.quota.entries import Entry
 from headgate.quota.limits_table import LimitsTable
@@ -65,6 +67,16 @@ class _KnownNode:
     slot: int  # the highest it has reported
     seen: int  # the slot in which it was last heard of
     booked: int = 0  # classic: bit n is set when the report of slot `slot - n` is booked
+
+
+class _How(TypedDict):
+    """How a report is booked: see `Book.record`."""
+
+    slots: int
+    sequence: int
+    since: int
+    is_known: bool
+    is_reborn: bool
 
 
 class Ledger:
@@ -202,8 +214,9 @@ class Ledger:
                 f"node {report.node!r} sends report {report.sequence!r} since {report.since!r}, "
                 f"expected whole numbers below {_LARGEST_NUMBER}, the second not above the first"
             )
-        for users in report.lines.values():
-            Book.check(report.node, users)
+        if not isinstance(report.lines, PackedLines):  # those are checked where they are read
+            for users in report.lines.values():
+                Book.check(report.node, users)
         known = self._known.get(report.node)
         is_known = known is not None and known.boot == report.boot
         is_reborn = known is not None and known.boot < report.boot
@@ -228,23 +241,36 @@ class Ledger:
         known.slot = max(known.slot, reported)
         self._nodes.add(report.node, slot - MISSED_SLOTS if report.leaving else known.slot)
         self._note_reported(reported, report.node)
-        for name, users in report.lines.items():
-            if name in self._books:
-                usage = self._books[name].record(
-                    report.node,
-                    reported,
-                    users,
-                    slots=covered,
-                    sequence=report.sequence,
-                    since=report.since,
-                    is_known=is_known,
-                    is_reborn=is_reborn,
-                )
-                self._guarded(name, self._services[name].consume, reported, usage)
+        how: _How = {
+            "slots": covered,
+            "sequence": report.sequence,
+            "since": report.since,
+            "is_known": is_known,
+            "is_reborn": is_reborn,
+        }
+        if isinstance(report.lines, PackedLines):
+            self._book_packed(report.node, reported, report.lines, how)
+        else:
+            for name, users in report.lines.items():
+                if name in self._books:
+                    usage = self._books[name].record(report.node, reported, users, **how)
+                    self._guarded(name, self._services[name].consume, reported, usage)
         if report.leaving:
             for book in self._books.values():
                 book.release(report.node)
         return True
+
+    def _book_packed(self, node: str, slot: int, lines: PackedLines, how: _How) -> None:
+        for name, begin, end in lines.parts:
+            if name not in self._books:
+                continue
+            service = self._services[name]
+            # Ours would do nothing but deduct it: so it can be done on the way.
+            usage = self._books[name].record_packed(
+                node, slot, lines, begin, end, **how, deducts=type(service) is BucketService
+            )
+            if usage is not None:
+                self._guarded(name, service.consume, slot, usage)
 
     def booked(self, node: str, boot: int) -> int:
         """The sequence up to which a boot of a node is booked; 0: nothing is."""
@@ -377,7 +403,7 @@ class Ledger:
 
     def _shares(self, name: str, slot: int, node: str) -> Shares:
         shares = self._guarded(name, self._services[name].quota, slot, node)
-        return shares if isinstance(shares, dict) else {}
+        return shares if isinstance(shares, dict | GivenShares) else {}
 
     def ask(self, slot: int, ask: Ask) -> dict[int, dict[str, ServiceQuota]]:
         """Answer a node that has met users it has no share for, by slot and service.
@@ -395,11 +421,12 @@ class Ledger:
         count = self.nodes(slot)
         for name, users in ask.users.items():
             newcomers = self._table.newcomers(name, count)
+            told: dict[int, dict[str, dict[str, Share]]] = {}
             for user in users:
                 for target, shares in self._grant(slot, ask.node, name, user).items():
-                    services = answer.setdefault(target, {})
-                    quota = services.setdefault(name, ServiceQuota({}, newcomers))
-                    quota.users[user] = shares
+                    told.setdefault(target, {})[user] = shares
+            for target, answered in told.items():
+                answer.setdefault(target, {})[name] = ServiceQuota(answered, newcomers)
         return answer
 
     def _grant(self, slot: int, node: str, name: str, user: str) -> dict[int, dict[str, Share]]:

@@ -25,7 +25,11 @@ leader's clock. Nodes follow that clock: an Ack gives back the node's own `sent`
 node knows how old the `time` beside it is.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:  # compiled, and made of what stands here
+    from headgate.quota._given import GivenShares
+    from headgate.quota._lines import PackedLines
 
 __all__ = ["Ack", "Ask", "Line", "Lines", "Message", "Quota", "Report", "ServiceQuota", "Share"]
 
@@ -53,7 +57,7 @@ class Report(NamedTuple):
     since: int  # the sequence its central has acknowledged: the lines are what changed after it
     slot: int
     sent: float
-    lines: Lines
+    lines: "Lines | PackedLines"  # packed as they came off a wire: they read the same
     leaving: bool = False  # the node stops: nothing comes after this report
 
 
@@ -92,7 +96,7 @@ class ServiceQuota(NamedTuple):
     answer to an Ask.
     """
 
-    users: dict[str, dict[str, Share]]
+    users: "dict[str, dict[str, Share]] | GivenShares"
     newcomers: dict[str, float]
 
 

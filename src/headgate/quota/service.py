@@ -12,12 +12,13 @@ from typing import Protocol, TypeAlias
 
 from headgate.errors import ConfigError
 from headgate.quota._book import Book
+from headgate.quota._given import GivenShares
 from headgate.quota._usage import Usage
 from headgate.quota.protocol import Share
 
 __all__ = ["BucketService", "MakeService", "Service", "Shares", "installed_services"]
 
-Shares: TypeAlias = dict[str, dict[str, Share]]  # user, resource
+Shares: TypeAlias = dict[str, dict[str, Share]] | GivenShares  # user, resource
 
 _ENTRY_POINTS = "headgate.quota.services"
 
@@ -56,11 +57,7 @@ class BucketService:
         return self._book.assign_some(slot, cells)
 
     def quota(self, slot: int, node_id: str) -> Shares:
-        given = self._book.quota(slot + 1, node_id)
-        return {
-            user: {resource: Share(*share) for resource, share in shares.items()}
-            for user, shares in given.items()
-        }
+        return self._book.quota(slot + 1, node_id)
 
     def grant(
         self, slot: int, node_id: str, user: str, resources: list[str]

@@ -1,0 +1,32 @@
+from typing_extensions import disjoint_base
+
+from headgate.quota._given import GivenShares
+from headgate.quota._lines import Dictionary, PackedLines
+from headgate.quota.protocol import Lines, Share
+from headgate.quota.wire.bounds import Bounds
+
+__all__ = ["Introduced", "read_entries", "read_lines", "read_shares"]
+
+def read_entries(frame: bytes, at: int, dictionary: Dictionary, bounds: Bounds) -> int: ...
+def read_lines(frame: bytes, at: int, dictionary: Dictionary) -> tuple[PackedLines, int]: ...
+def read_shares(
+    frame: bytes,
+    at: int,
+    dictionary: Dictionary,
+    services: dict[str, dict[str, dict[str, Share]]],
+    most: int,
+) -> int: ...
+
+class KnownBuckets: ...
+
+@disjoint_base
+class Introduced:
+    def __init__(self, bounds: Bounds) -> None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def users(self) -> int: ...
+    def shares(
+        self, parts: list[tuple[str, dict[str, dict[str, Share]] | GivenShares]]
+    ) -> tuple[bool, bytes]: ...
+    def lines(self, lines: Lines) -> tuple[bool, bytes]: ...

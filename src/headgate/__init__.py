@@ -34,7 +34,7 @@ from headgate.limits import (
     limited,
     parse_limits,
 )
-from headgate.quota import Central, Ledger, Service, Throttled
+from headgate.quota import Central, Ledger, Node, Service, Throttled
 
 __all__ = [
     "AdaptiveConcurrency",
@@ -51,6 +51,7 @@ __all__ = [
     "Ledger",
     "Limit",
     "ManualClock",
+    "Node",
     "ProtocolError",
     "RateLimited",
     "RateLimiter",

@@ -2,12 +2,22 @@
 """The system's clocks for compiled code: no Python call, no object."""
 
 from libc.stdint cimport int64_t
-from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, nanosleep, timespec
+from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, clockid_t, nanosleep, timespec
+
+cdef extern from "<time.h>" nogil:
+    const clockid_t CLOCK_MONOTONIC_COARSE
 
 
 cdef inline double monotonic() noexcept nogil:
     cdef timespec t
     clock_gettime(CLOCK_MONOTONIC, &t)
+    return <double>t.tv_sec + 1e-9 * <double>t.tv_nsec
+
+
+cdef inline double monotonic_coarse() noexcept nogil:
+    """The same clock as it was up to some milliseconds ago, for a fifth of the price."""
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &t)
     return <double>t.tv_sec + 1e-9 * <double>t.tv_nsec
 
 

@@ -43,6 +43,7 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
     _add_limits(commands)
     _add_simulate(commands)
     _add_central(commands)
+    _add_node(commands)
     arguments = parser.parse_args(argv)
     code: int = arguments.run(arguments, clock or SystemClock())
     return code
@@ -165,6 +166,32 @@ def _central(arguments: argparse.Namespace, clock: Clock) -> int:
     from headgate.quota.central import command
 
     return command.serve(arguments)
+
+
+def _add_node(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from headgate.integrations import node_arguments
+
+    parser = commands.add_parser(
+        "node",
+        help="put a quota in front of a service, as a reverse proxy",
+        description="Runs an end node as a reverse proxy: requests that the quota covers are "
+        "passed on to\nthe upstream, others are answered with 429. It counts requests and the "
+        "bytes of bodies\nin both directions, prints one line when it listens, and stops on "
+        "SIGTERM.",
+        epilog=node_arguments.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    node_arguments.add_arguments(parser)
+    parser.set_defaults(run=_node, parser=parser)
+
+
+def _node(arguments: argparse.Namespace, clock: Clock) -> int:
+    try:
+        from headgate.integrations import node_command
+    except ModuleNotFoundError as missing:
+        sys.stderr.write(f"headgate node: {missing}\n")
+        return 1
+    return node_command.serve(arguments)
 
 
 def _drop_output() -> None:

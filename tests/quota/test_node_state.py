@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headgate.errors import ProtocolError
 from headgate.quota.node_state import NodeState
 from headgate.quota.protocol import Ack, Line, Quota, Report, ServiceQuota, Share
-from headgate.quota.tally import Cell
+from headgate.quota.report_book import Total
 from headgate.quota.throttled import Throttled
 
 _CENTRALS = ("c1", "c2")
@@ -190,7 +190,7 @@ def test_settled_catches_up_when_acks_are_late_by_many_reports() -> None:
 
 
 def test_without_acks_a_cell_keeps_only_a_few_notes() -> None:
-    cell = Cell("reads")
+    cell = Total(0.0)
     for sequence in range(1, 1001):
         cell.consumed += 1.0
         cell.changed = sequence
@@ -204,7 +204,7 @@ def test_users_who_have_gone_are_forgotten_and_their_totals_begin_again() -> Non
     node.receive(0.0, "c1", _quota(1000, {}, {"reads": 5.0}, 1000.0))
     for user in range(1000):
         node.offer(0.1, "front", f"user-{user}", {"reads": 1.0}, 3)
-    assert len(node.status(0.2).users["front"]) == 1000
+    assert node.status(0.2).users == {"front": {"newcomer": 1000}}
     for slot in range(1, 140):
         for central, report in _reports(node, slot + 0.5).items():
             node.receive(slot + 0.6, central, _ack(report, slot + 0.6, leads=central == "c1"))
@@ -220,7 +220,7 @@ def test_a_user_is_not_forgotten_before_a_leader_knows_his_totals() -> None:
     for slot in range(1, 200):
         for central, report in _reports(node, slot + 0.5).items():
             node.receive(slot + 0.6, central, _ack(report, slot + 0.6, leads=False))
-    assert node.status(200.0).users == {"front": {"ann": "fallback"}}
+    assert node.status(200.0).users == {"front": {"fallback": 1}}
 
 
 def test_a_central_that_is_dead_for_long_holds_no_memory() -> None:
@@ -239,7 +239,7 @@ def test_credit_that_was_spent_is_not_forgiven_by_forgetting() -> None:
     for slot in range(1, 300):
         for central, report in _reports(node, slot + 0.5).items():
             node.receive(slot + 0.6, central, _ack(report, slot + 0.6, leads=central == "c1"))
-    assert node.status(300.0).users == {"front": {"ann": "newcomer"}}
+    assert node.status(300.0).users == {"front": {"newcomer": 1}}
 
 
 def test_at_the_cap_new_users_share_and_nobody_gets_more() -> None:
@@ -249,7 +249,7 @@ def test_at_the_cap_new_users_share_and_nobody_gets_more() -> None:
         node.offer(0.1, "front", f"user-{user}", {"reads": 1.0}, 5) for user in range(1000)
     )
     assert passed <= 10 + 256
-    assert len(node.status(0.2).users["front"]) <= 10 + 256
+    assert node.status(0.2).users["front"]["newcomer"] <= 10 + 256
 
 
 def test_users_who_share_a_tally_are_not_free() -> None:
@@ -260,13 +260,24 @@ def test_users_who_share_a_tally_are_not_free() -> None:
     assert node.offer(0.1, "front", "bob", {"reads": 1.0}, 1000) == 10
 
 
-def test_of_very_many_free_users_the_oldest_ask_again() -> None:
-    node = _node()
-    free: dict[str, dict[str, Share]] = {f"user-{number}": {} for number in range(100_001)}
+def test_very_many_free_users_leave_room_for_the_others() -> None:
+    node = _node(max_users=100)
+    free: dict[str, dict[str, Share]] = {f"user-{number}": {} for number in range(200)}
     node.receive(0.0, "c1", _quota(1000, free, {"reads": 1.0}, 1000.0))
-    assert node.state(0.1, "front", "user-0") == "newcomer"
-    assert node.state(0.1, "front", "user-1") == "free"
-    assert node.state(0.1, "front", "user-100000") == "free"
+    assert node.state(0.1, "front", "user-0") == "free"
+    assert node.state(0.1, "front", "user-199") == "newcomer"
+    for number in range(40):
+        assert node.throttle(0.1, "front", f"limited-{number}", {"reads": 1.0}) is None
+
+
+def test_a_free_user_is_not_forgotten_as_long_as_he_comes() -> None:
+    node = _node()
+    node.receive(0.0, "c1", _quota(1000, {"ann": {}, "bob": {}}, {"reads": 1.0}, 1000.0))
+    for slot in range(1, 400):
+        assert node.throttle(slot + 0.1, "front", "ann", {"reads": 1e6}) is None
+        for central, report in _reports(node, slot + 0.5).items():
+            node.receive(slot + 0.6, central, _ack(report, slot + 0.6, leads=central == "c1"))
+    assert node.status(400.0).users == {"front": {"free": 1}}
 
 
 def test_a_flood_of_reservations_is_a_few_numbers() -> None:
@@ -274,11 +285,11 @@ def test_a_flood_of_reservations_is_a_few_numbers() -> None:
     node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": Share(1e9, 1.0)}}, time=1000.0))
     for _ in range(10_000):
         node.throttle(0.1, "front", "ann", {"reads": 1.0})
-    line = _reports(node, 0.2)["c1"].lines["front"]["ann"]["reads"]
+    line = _reports(node, 1.2)["c1"].lines["front"]["ann"]["reads"]
     assert line.held == 10_000.0
     for _ in range(10_000):
-        node.consume(0.3, "front", "ann", {"reads": 1.0})
-    line = _reports(node, 1.2)["c1"].lines["front"]["ann"]["reads"]
+        node.consume(1.3, "front", "ann", {"reads": 1.0})
+    line = _reports(node, 2.2)["c1"].lines["front"]["ann"]["reads"]
     assert (line.consumed, line.held) == (10_000.0, 0.0)
 
 
@@ -314,7 +325,7 @@ _BAD: list[tuple[Callable[[NodeState], object], type[Exception], str]] = [
     (lambda n: n.consume(0.0, "s", "u", {"reads": -1.0}), ValueError, "amounts .* got -1.0 for"),
     (lambda n: n.consume(0.0, "s", "u", {"reads": math.nan}), ValueError, "got nan for 'reads'"),
     (lambda n: n.consume(0.0, "s", "u", {"a": 1, "b": "2"}), ValueError, "got '2' for 'b'"),  # type: ignore[dict-item]
-    (lambda n: n.consume(0.0, "s", "u", {"": 1.0}), ValueError, "a resource of amounts must not"),
+    (lambda n: n.consume(0.0, "s", "u", {"": 1.0}), ValueError, "resource must not be empty"),
     (lambda n: n.consume(0.0, "", "u", {"reads": 1.0}), ValueError, "service must not be empty"),
     (lambda n: n.throttle(0.0, "s", ""), ValueError, "user must not be empty, got ''"),
     (lambda n: n.throttle(0.0, "s", 7), TypeError, "user must be a str, got 7"),  # type: ignore[arg-type]
@@ -342,7 +353,7 @@ def test_bad_input_is_refused_and_changes_nothing(
         ({"slot_seconds": 0.0}, "slot_seconds must be"),
         ({"reservation_seconds": 0.0}, "reservation_seconds must be"),
         ({"max_users": 0}, "max_users must be from 1"),
-        ({"fallback": {}}, "fallback must name a resource"),
+        ({"fallback": {}}, "fallback must name 1 to 7 resources"),
         ({"fallback": {"reads": -1.0}}, "got -1.0 for 'reads'"),
     ],
 )

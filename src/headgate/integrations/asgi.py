@@ -28,7 +28,16 @@ from headgate.integrations.gate import Gate, OnRefusal, Verdict
 from headgate.integrations.requests import ScopeRequest
 from headgate.integrations.rules import Rule
 
-__all__ = ["RateLimitMiddleware"]
+__all__ = [
+    "App",
+    "Message",
+    "RateLimitMiddleware",
+    "Receive",
+    "Scope",
+    "Send",
+    "answer",
+    "turn_away",
+]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -75,9 +84,9 @@ class RateLimitMiddleware:
         if verdict.refused is not None:
             refusal = self._answers.refusal(verdict, request.method)
             if kind == "http":
-                await _answer(refusal, send, "http.response")
+                await answer(refusal, send, "http.response")
             else:
-                await _turn_away(refusal, scope, receive, send)
+                await turn_away(refusal, scope, receive, send)
             return
         if self._tells_allowed:
             send = _with_fields(self._answers, verdict, send)
@@ -115,16 +124,18 @@ def _added(fields: list[Field], there: list[tuple[bytes, bytes]]) -> list[Field]
     return beside(fields, present)
 
 
-async def _answer(refusal: Refusal, send: Send, kind: str) -> None:
+async def answer(refusal: Refusal, send: Send, kind: str) -> None:
+    """Send a whole answer; `kind` is what its messages are called."""
     headers = _raw(refusal.fields)
     await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
     await send({"type": f"{kind}.body", "body": refusal.body})
 
 
-async def _turn_away(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+async def turn_away(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a websocket before it is accepted."""
     await receive()  # websocket.connect, which the protocol wants answered
     if "websocket.http.response" in (scope.get("extensions") or {}):
-        await _answer(refusal, send, "websocket.http.response")
+        await answer(refusal, send, "websocket.http.response")
     else:
         await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": "rate limited"})
 

@@ -27,7 +27,7 @@ from functools import lru_cache
 from headgate.integrations.requests import Request
 from headgate.limits.limit import Key
 
-__all__ = ["KeyFunction", "bounded", "by_address", "by_header", "by_user"]
+__all__ = ["KeyFunction", "bounded", "by_address", "by_header", "by_user", "header_name"]
 
 KeyFunction = Callable[[Request], Key]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -56,7 +56,7 @@ def by_address(
     trusts_unix = UNIX in listed
     if not isinstance(ipv6_prefix, int) or not 1 <= ipv6_prefix <= 128:
         raise ValueError(f"ipv6_prefix must be from 1 to 128 bits, got {ipv6_prefix!r}")
-    header = _header_name(header)
+    header = header_name(header)
     read = _forwarded_for if header == "forwarded" else str.strip
 
     @lru_cache(ADDRESSES_REMEMBERED)
@@ -101,7 +101,7 @@ def by_header(name: str, *, otherwise: KeyFunction | None = None) -> KeyFunction
     A header is the client's own word. Who sends another value with each request has a new
     key each time, so values must be checked by somebody, or a rule by address stand beside.
     """
-    name = _header_name(name)
+    name = header_name(name)
     fall_back = by_address() if otherwise is None else otherwise
 
     def key_of(request: Request) -> Key:
@@ -156,7 +156,8 @@ def _digest(raw: bytes) -> str:
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 
-def _header_name(name: str) -> str:
+def header_name(name: str) -> str:
+    """The name in lower case; ValueError if it is none."""
     if not name.isascii() or not name or any(mark in name for mark in " :,\r\n"):
         raise ValueError(f"expected the name of a header, like 'x-api-key', got {name!r}")
     return name.lower()

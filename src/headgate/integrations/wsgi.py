@@ -19,7 +19,7 @@ from headgate.integrations.gate import Gate, OnRefusal, Verdict
 from headgate.integrations.requests import EnvironRequest
 from headgate.integrations.rules import Rule
 
-__all__ = ["RateLimitMiddleware"]
+__all__ = ["App", "Environ", "ExcInfo", "RateLimitMiddleware", "StartResponse", "Write"]
 
 Environ = dict[str, Any]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]

@@ -12,7 +12,9 @@ from headgate.quota.central.central import Central
 from headgate.quota.central_state import CentralState
 from headgate.quota.entries import Entry, read_entries
 from headgate.quota.ledger import Ledger
-from headgate.quota.node_state import NodeState, NodeStatus
+from headgate.quota.node import Node
+from headgate.quota.node_state import NodeState
+from headgate.quota.reporter import NodeStatus
 from headgate.quota.service import BucketService, Service, installed_services
 from headgate.quota.throttled import Throttled
 
@@ -23,6 +25,7 @@ __all__ = [
     "CentralState",
     "Entry",
     "Ledger",
+    "Node",
     "NodeState",
     "NodeStatus",
     "Service",

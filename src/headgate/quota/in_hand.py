@@ -17,7 +17,7 @@ the Quota before. Free users are remembered until `version` changes, and no more
 Amounts are units per slot.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headgate.quota.protocol import Quota, Share
 
@@ -41,10 +41,11 @@ _NEVER: _Stamp = (-1, 0.0)
 class _Hand:
     """What is known of one slot."""
 
-    __slots__ = ("amended", "newcomers", "slot", "users", "whole")
+    __slots__ = ("amended", "came_in", "newcomers", "slot", "users", "whole")
 
-    def __init__(self, slot: int) -> None:
+    def __init__(self, slot: int, came_in: int) -> None:
         self.slot = slot
+        self.came_in = came_in  # the slot in which it was first heard of
         self.whole: _Stamp | None = None
         self.users: dict[str, dict[str, dict[str, Share]]] = {}
         self.newcomers: dict[str, dict[str, float]] = {}
@@ -99,7 +100,7 @@ class QuotasInHand:
             return turned
         hand = self._hands.get(slot)
         if hand is None:
-            hand = _Hand(slot)
+            hand = _Hand(slot, self._slot)
         if quota.whole:
             if hand.whole is not None and stamp <= hand.whole:
                 return turned
@@ -111,6 +112,40 @@ class QuotasInHand:
         self._hands[slot] = hand
         self._prune()
         return turned or slot <= self._slot
+
+    @property
+    def version(self) -> int | None:
+        """Of the limits; None: no Quota yet."""
+        return self._version
+
+    def has(self, slot: int) -> bool:
+        """Whether something is known of a slot."""
+        return slot in self._hands
+
+    def came_early(self, slot: int) -> bool:
+        """Whether a Quota for a slot came more than a slot before it."""
+        hand = self._hands.get(slot)
+        return hand is not None and hand.came_in < slot - 1
+
+    def users(self, slot: int) -> Mapping[str, Mapping[str, dict[str, Share]]]:
+        """The shares that were given for a slot, by service and user."""
+        hand = self._hands.get(slot)
+        return {} if hand is None else hand.users
+
+    def view(self, slot: int) -> tuple[int, dict[str, dict[str, float]]]:
+        """What holds in a slot for those whom nobody names.
+
+        The slot of the newest whole Quota up to it (-1: none), and newcomers' shares by service.
+        """
+        newcomers: dict[str, dict[str, float]] = {}
+        for at in sorted((at for at in self._hands if at <= slot), reverse=True):
+            hand = self._hands[at]
+            for service, shares in hand.newcomers.items():
+                if not newcomers.get(service):
+                    newcomers[service] = shares
+            if hand.whole is not None:
+                return at, newcomers
+        return -1, newcomers
 
     def find(self, service: str, user: str) -> tuple[str, Sequence[tuple[str, float]]]:
         """The state of a user and what he may take of each limited resource in this slot."""
@@ -167,7 +202,7 @@ class QuotasInHand:
         return changed
 
     def _replaced(self, old: _Hand, quota: Quota, stamp: _Stamp) -> _Hand:
-        hand = _Hand(quota.slot)
+        hand = _Hand(quota.slot, old.came_in)
         hand.whole = stamp
         for service, part in quota.services.items():
             hand.users[service] = dict(part.users)

@@ -25,7 +25,7 @@ cdef enum:
     SALTS = 4
     LONGEST_KEY = 255        # bytes
     PURPOSE = 2048           # bytes
-    PAYLOAD = 72             # doubles: a state, limits of its own and the state of these
+    PAYLOAD = 104            # doubles: the most that a record may have, limits of its own included
 
 cdef enum Kind:
     TEXT = 1
@@ -126,10 +126,12 @@ cdef class Chains:
     cdef int find(self, Key* key, Look* look) except -1
     cdef int find_spare(self, Key* key, Look* look) except -1
     cdef int see(self, uint64_t bucket, Look* look) except -1
+    cdef uint64_t next_used(self, uint64_t bucket, uint64_t end) noexcept
     cdef bint is_current(self, Look* look) noexcept
     cdef bint change(
         self, Look* look, uint32_t gone, Key* key, int limits, double* payload, int size_class
     ) except -1
+    cdef bint _replace_first(self, Look* look, Key* key, int limits, double* payload) noexcept
     cdef bint change_spare(self, Look* look) except -1
     cdef int admit(self, int size_class) except -2
     cdef int room_for(self, int size_class) except -2

@@ -108,12 +108,14 @@ cdef class Chains:
     """The memory at one path, opened by one process.
 
     `purpose` is a text that all who open it must agree on. `blank` is the payload of a
-    spare cell, as bytes; empty for a table that has none. `start` is where on its clock the
+    spare cell, as bytes; empty for a table that has none. `usual_limits` is how many limits of
+    its own any key may have at the same time as all others. `start` is where on its clock the
     memory's own time begins, and `wall` the same in Unix time.
     """
 
     def __init__(
-        self, path, purpose, max_keys, words, limit_words, blank, rebuild, is_system_clock, start, wall
+        self, path, purpose, max_keys, words, limit_words, blank, rebuild, is_system_clock, start, wall,
+        usual_limits=0,
     ):
         cdef Header header
         cdef uint64_t units, others
@@ -127,7 +129,8 @@ cdef class Chains:
         while header.buckets < 2 * header.max_keys:
             header.buckets *= 2
         header.spares = SHARED_CELLS if blank else 0
-        units = (<uint64_t>2 << class_of(&header, LONGEST_KEY, 0)) - 1  # one record of each class
+        # One record of each class, up to that of the longest key that has so many limits.
+        units = (<uint64_t>2 << min(class_of(&header, LONGEST_KEY, usual_limits), CLASSES - 1)) - 1
         others = desk_units_at(&header) + DESKS * DESK_UNITS + ROOM_TO_MISREAD
         header.units = others + header.max_keys * units
         if header.max_keys > UNIT_MASK or header.units > UNIT_MASK:
@@ -187,6 +190,12 @@ cdef class Chains:
         self.check()
         empty_key(&nobody, 0)
         return self._find(bucket, &nobody, look)
+
+    cdef uint64_t next_used(self, uint64_t bucket, uint64_t end) noexcept:
+        """The first bucket from here on that has records; `end` when there is none before it."""
+        while bucket < end and self._buckets[bucket] & UNIT_MASK == 0:
+            bucket += 1
+        return bucket
 
     cdef bint is_current(self, Look* look) noexcept:
         """What has been read from the records of `look` until now is right."""
@@ -255,6 +264,8 @@ cdef class Chains:
         cdef uint32_t[CLASSES] taken
         if self._forks != forks:  # closed by another thread since the look
             return False
+        if gone == 1 and key != NULL and size_class < 0:
+            return self._replace_first(look, key, limits, payload)
         while last >= 0 and not gone >> last & 1:
             last -= 1
         if last < 0:
@@ -315,6 +326,36 @@ cdef class Chains:
         if more < 0:
             self._pay()
         self._spill()
+        return True
+
+    cdef bint _replace_first(self, Look* look, Key* key, int limits, double* payload) noexcept:
+        """`change`, as nearly all changes are: the first record of a chain makes way for another."""
+        cdef Desk* desk = self._desk
+        cdef uint32_t old = look.units[0]
+        cdef int k = self.record(old).size_class - 1
+        cdef uint32_t* in_hand = &desk.stock[k][desk.counts[k] - 1]
+        cdef uint32_t unit = in_hand[0]
+        cdef Record* record = self.record(unit)
+        before_writes()  # as in `change`
+        record.next = look.units[1] if look.length > 1 else look.next
+        record.kind = key.kind
+        record.key_size = <uint8_t>key.size
+        record.limits = <uint8_t>limits
+        record.generation = key.generation
+        memcpy(key_in(record), key.data, key.size)
+        memcpy(payload_in(record), payload, 8 * payload_words(self.header, limits))
+        desk.new_count = desk.old_count = 1
+        desk.new_units[0] = unit
+        desk.old_units[0] = old
+        desk.owed_after = desk.owed
+        desk.before = look.word
+        desk.after = ((look.word & ~UNIT_MASK) + TAG_STEP) | unit
+        store(&desk.busy, look.bucket + 1)
+        if not swap(&self._buckets[look.bucket], desk.before, desk.after):
+            store(&desk.busy, 0)
+            return False
+        in_hand[0] = old
+        store(&desk.busy, 0)
         return True
 
     cdef int admit(self, int size_class) except -2:

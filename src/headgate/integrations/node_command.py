@@ -1,0 +1,195 @@
+"""`headgate node`: an end node as a process of its own, a reverse proxy in front of a service.
+
+With `--workers` above 1 this process only holds the socket and watches: each worker is a fork
+with its own event loop on the same socket, and all count in the host's shared memory. A worker
+that dies is replaced. SIGTERM (or Ctrl-C) lets the requests that are running end, for 30 s at most.
+
+It prints one line when it listens, on stdout; everything after that is logged to stderr. Exit
+code 0 after a clean stop, 1 when it could not start, 2 when it was asked wrongly.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from headgate.errors import ConfigError
+from headgate.integrations.keys import by_address
+from headgate.integrations.metering import UserFunction
+from headgate.integrations.proxy import BoundedProtocol, Proxy
+from headgate.integrations.quota_asgi import QuotaASGIMiddleware
+from headgate.integrations.requests import Request
+from headgate.quota.central.tokens import read_tokens
+from headgate.quota.node import Node
+
+__all__ = ["serve"]
+
+GRACE = 30  # seconds for running requests after SIGTERM
+SOON = 1.0  # a worker that dies earlier than this is not replaced at once
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+log = logging.getLogger("headgate.proxy")
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Run it until it is told to stop; the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    logging.getLogger("websockets").setLevel(logging.WARNING)
+    try:
+        if not 1 <= arguments.workers <= 256:
+            raise ValueError(f"--workers must be from 1 to 256, got {arguments.workers}")
+        proxy = Proxy(arguments.upstream)
+        listener = _listen(arguments.listen)
+    except (ConfigError, ValueError) as error:
+        arguments.parser.error(str(error))
+    except OSError as error:
+        sys.stderr.write(f"headgate node: cannot listen on {arguments.listen}: {error}\n")
+        return 1
+    with listener:
+        host, port = listener.getsockname()[:2]
+        try:
+            node = _node(arguments, port)
+            user = _user(arguments)
+        except (ConfigError, ValueError) as error:
+            arguments.parser.error(str(error))
+        app = QuotaASGIMiddleware(proxy, node, service=arguments.service, user=user)
+
+        def work() -> None:
+            asyncio.run(_serve(app, proxy, node, listener))
+
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        sys.stdout.write(f"headgate node {node.node_id} listens on http://{where}\n")
+        sys.stdout.flush()
+        if arguments.workers == 1:
+            work()
+        else:
+            _Workers(work, arguments.workers).run()
+    return 0
+
+
+def _node(arguments: argparse.Namespace, port: int) -> Node:
+    node_id = arguments.node_id or f"{socket.gethostname()}:{port}"
+    token = read_tokens(arguments.token_file).node if arguments.token_file else None
+    return Node(
+        arguments.central,
+        node_id=node_id,
+        services=[arguments.service],
+        token=token,
+        shared=arguments.shared or f"proxy-{port}",
+        slot_seconds=arguments.slot,
+        ca_file=arguments.ca,
+    )
+
+
+def _user(arguments: argparse.Namespace) -> str | UserFunction:
+    if arguments.user_header is not None:
+        if arguments.trusted:
+            raise ValueError("--trusted goes with --user-address")
+        header: str = arguments.user_header
+        return header
+    find = by_address(arguments.trusted)
+
+    def user_of(request: Request) -> str:
+        return str(find(request))
+
+    return user_of
+
+
+def _listen(text: str) -> socket.socket:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"--listen takes HOST:PORT, like 127.0.0.1:8000, got {text!r}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, int(port)), family=family, backlog=2048)
+
+
+async def _serve(
+    app: QuotaASGIMiddleware, proxy: Proxy, node: Node, listener: socket.socket
+) -> None:
+    config = uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        proxy_headers=False,  # whose word counts is by_address's matter
+        server_header=False,
+        date_header=False,  # the upstream has set its own
+        access_log=False,
+        log_config=None,
+        log_level="critical",
+        timeout_graceful_shutdown=GRACE,
+    )
+    server = uvicorn.Server(config)
+    # uvicorn stops on these signals and then raises them again, for whoever it took them from.
+    for number in SIGNALS:
+        signal.signal(number, _nothing_more)
+    async with node, proxy:
+        await server.serve(sockets=[listener])
+
+
+def _nothing_more(number: int, frame: FrameType | None) -> None:
+    """The signal has done its work."""
+
+
+class _Workers:
+    """Forks that serve, and a parent that waits for them."""
+
+    def __init__(self, work: Callable[[], None], count: int) -> None:
+        self._work = work
+        self._count = count
+        self._started: dict[int, float] = {}  # by process id
+        self._is_stopping = False
+
+    def run(self) -> None:
+        """Until a signal has come and all have ended."""
+        for number in SIGNALS:
+            signal.signal(number, self._stop)
+        while not self._is_stopping and len(self._started) < self._count:
+            self._fork()
+        while self._started:
+            process, status = os.wait()
+            began = self._started.pop(process, None)
+            if began is None or self._is_stopping:
+                continue
+            log.error("worker %d ended: %d", process, os.waitstatus_to_exitcode(status))
+            if time.monotonic() - began < SOON:
+                time.sleep(SOON)
+            if not self._is_stopping:
+                self._fork()
+
+    def _fork(self) -> None:
+        # No signal may come between the fork and the note of it: nobody would pass it on.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        process = os.fork()
+        if process == 0:
+            code = 1
+            try:
+                for number in SIGNALS:
+                    signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+                self._work()
+                code = 0
+            except Exception:
+                log.exception("worker %d failed", os.getpid())
+            finally:
+                os._exit(code)  # what comes after `run` is the parent's
+        self._started[process] = time.monotonic()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._is_stopping = True
+        for process in self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)

@@ -1,0 +1,83 @@
+# cython: language_level=3
+"""The shape of a host's head file. See `_head.pyx`."""
+
+cimport cython
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from headgate.limits.shared._memory cimport Memory
+from headgate.quota._user cimport Now, Terms
+
+cdef enum:
+    SERVICES = 16
+    RESOURCES = 256
+    NAME = 208               # bytes that a name and its size take
+    LONGEST_NAME = 200
+    LONGEST_USER = 160
+    ASKS = 512
+    PURPOSE = 512
+
+cdef struct View:
+    # What is known of a slot: the newest whole Quota up to it, and what newcomers have.
+    int64_t whole
+    uint64_t known           # bit n: service n stands in it
+    Terms[SERVICES] newcomers
+
+cdef struct Base:
+    # What holds for all users, as the reporter last told it.
+    uint64_t version         # of the limits
+    double begin             # of the window
+    double turn_at           # when the next one begins
+    int64_t slot
+    int64_t held
+    int64_t epoch
+    uint32_t window
+    uint32_t generation
+    uint32_t slot_holds      # windows go on, but the slot does not: the leader's clock went back
+    uint32_t nodes
+    View[2] views            # of this slot, and of those after it
+
+cdef struct Ask:
+    uint64_t ticket          # its number + 1 when it is complete
+    uint8_t service
+    uint8_t size
+    char[LONGEST_USER] user
+
+cdef struct HeadMemory:
+    char[8] magic
+    uint64_t version
+    uint64_t boot            # the life of the counters
+    char[PURPOSE] purpose
+    uint64_t published       # how often; the last one stands in bases[published & 1]
+    uint64_t sequence        # of the last report that was made
+    uint64_t services
+    uint64_t resources
+    uint64_t[4] _alone
+    uint64_t asks            # tickets that were given out
+    uint64_t[7] _alone_too
+    Base[2] bases
+    char[SERVICES][NAME] service_names
+    char[RESOURCES][NAME] resource_names
+    Ask[ASKS] ring
+
+
+@cython.final
+cdef class Head:
+    cdef object file
+    cdef Memory _memory
+    cdef HeadMemory *memory
+    cdef readonly double slot_seconds
+    cdef dict _numbers       # of services
+    cdef dict _resources     # numbers by name
+    cdef list _resource_names
+    cdef object _last_service  # the one asked for last, and its number
+    cdef int _last_number
+    cdef uint64_t _next_ask
+    cdef int _waits
+
+    cdef int service(self, object name) except -1
+    cdef int fill_terms(self, Terms *terms, object shares) except -1
+    cdef int _add(self, object name, str what, char *names, uint64_t *count, int most, int longest) except -1
+    cdef int resource(self, object name) except -1
+    cdef str resource_name(self, int number)
+    cdef int read(self, double time, int service, Now *now) noexcept
+    cdef void ask(self, int service, const char *user, uint32_t size) noexcept

@@ -1,0 +1,308 @@
+# cython: language_level=3, cdivision=True
+"""The head file of a host: what its processes must agree on beside the users' records.
+
+- Which slot it is, and what is in hand for everybody. One process, the reporter, tells it; it is
+  written beside what held before, and then one word says that it holds. So a reporter that is
+  killed over it leaves what was, and nobody ever waits. Windows go on by themselves when
+  nobody tells anything.
+- The names of services and resources, by number. A name is added under a lock of the kernel's,
+  which ends with the process that holds it, and stays for the life of the file.
+- The asks: users whom some process has met and the leader should know of, in a ring. One that is
+  overwritten or left half done is lost; its user is asked for again in the next window.
+- The life of the counters (`boot`) and how many reports were made, so that a new reporter goes on
+  where the last one stopped.
+
+Times are seconds of the host's monotonic clock.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+from libc.math cimport floor
+from libc.string cimport memcpy, memset
+
+from headgate.limits.shared._atomic cimport add, after_reads, before_writes, load, store
+from headgate.quota._user cimport MOST_CELLS, STARTS
+
+from headgate.errors import ConfigError
+from headgate.limits.shared.file import MAGIC, SharedFile, is_foreign
+
+__all__ = ["Head"]
+
+cdef enum:
+    VERSION = 1
+    PATIENCE = 3  # looks at an ask that is half written, before it is given up
+
+
+cdef class Head:
+    """The head file at `path`, made where there is none."""
+
+    def __init__(self, path, str node_id not None, double slot_seconds, *, double now, double wall):
+        self.slot_seconds = slot_seconds
+        self._numbers = {}
+        self._resources = {}
+        self._resource_names = []
+        purpose = f"node {node_id} slots {slot_seconds!r} machine {_machine()}".encode("utf-8", "surrogatepass")
+        if len(purpose) >= PURPOSE:
+            raise ValueError(f"node_id must have at most 200 bytes, got {node_id!r}")
+
+        def fill(descriptor):
+            _fill(descriptor, purpose, now, wall, slot_seconds)
+
+        shape = (sizeof(HeadMemory), sizeof(HeadMemory), fill)
+        while True:
+            file = SharedFile.open(Path(path), *shape)
+            if is_foreign(os.pread(file.descriptor, len(MAGIC), 0)):
+                file.close()
+                raise ConfigError(f"{path} is no shared memory of headgate's: remove it, or take another name")
+            if file.size == sizeof(HeadMemory):
+                self._memory = Memory(file.descriptor, file.size)
+                self.memory = <HeadMemory *> self._memory.start
+                if self.memory.version == VERSION and self.memory.purpose[: len(purpose) + 1] == purpose + b"\0":
+                    self.file = file
+                    return
+            file.replace(*shape)
+            file.close()
+
+    def close(self):
+        self.file.close()
+
+    @property
+    def boot(self):
+        return self.memory.boot
+
+    # Names
+
+    cdef int service(self, object name) except -1:
+        """The number of a service."""
+        if name is self._last_service:
+            return self._last_number
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._add(name, "service", <char *> self.memory.service_names, &self.memory.services, SERVICES, 50)
+            self._numbers[name] = found
+        self._last_service = name
+        self._last_number = found
+        return found
+
+    cdef int resource(self, object name) except -1:
+        """The number of a resource."""
+        found = self._resources.get(name)
+        if found is None:
+            found = self._add(
+                name, "resource", <char *> self.memory.resource_names, &self.memory.resources, RESOURCES, LONGEST_NAME
+            )
+            self._resources[name] = found
+        return found
+
+    cdef str resource_name(self, int number):
+        if number == STARTS:
+            return "requests"
+        return _name_at(<char *> self.memory.resource_names, number)
+
+    def service_name(self, int number):
+        return _name_at(<char *> self.memory.service_names, number)
+
+    cdef int _add(self, name, str what, char *names, uint64_t *count, int most, int longest) except -1:
+        cdef uint64_t i
+        if not isinstance(name, str):
+            raise TypeError(f"{what} must be a str, got {name!r}")
+        if not name:
+            raise ValueError(f"{what} must not be empty, got {name!r}")
+        encoded = name.encode("utf-8", "surrogatepass")
+        if len(encoded) > longest:
+            raise ValueError(f"{what} must have at most {longest} bytes, got {name!r}")
+        descriptor = self.file.another()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            for i in range(load(count)):
+                if _name_at(names, i) == name:
+                    return i
+            i = load(count)
+            if i >= <uint64_t> most:
+                raise ValueError(f"a host has at most {most} names of a {what}, got one more: {name!r}")
+            names[i * NAME] = <char> len(encoded)
+            memcpy(names + i * NAME + 1, <const char *> (<bytes> encoded), len(encoded))
+            store(count, i + 1)
+            return i
+        finally:
+            os.close(descriptor)
+
+    # What holds for everybody
+
+    cdef int read(self, double time, int service, Now *now) noexcept:
+        """What holds at `time` for a service; all but the user's own fraction, the lease and fallback.
+
+        Returns whether newcomers of the service are known.
+        """
+        cdef uint64_t published
+        cdef Base *base
+        cdef View *view
+        cdef double passed
+        cdef int64_t more
+        cdef int known
+        while True:
+            published = load(&self.memory.published)
+            base = &self.memory.bases[published & 1]
+            more = 0
+            now.begin = base.begin
+            if time >= base.turn_at:
+                # Nobody has told of this window yet: it follows from the last one that was told.
+                passed = floor((time - base.turn_at) / self.slot_seconds)
+                more = 1 + <int64_t> min(passed, 1e9)
+                now.begin = base.turn_at + passed * self.slot_seconds
+                now.end = now.begin + self.slot_seconds
+            else:
+                now.end = base.turn_at
+            now.slot = base.slot if base.slot_holds else base.slot + more
+            now.held = base.held + more if base.slot_holds else (base.held if more == 0 else 0)
+            now.window = base.window + <uint32_t> more
+            now.generation = base.generation
+            now.version = base.version
+            view = &base.views[now.slot > base.slot]
+            now.whole = view.whole
+            known = view.known >> service & 1
+            now.terms = &view.newcomers[service]
+            after_reads()
+            if load(&self.memory.published) == published:
+                break
+        now.time = time
+        now.slot_seconds = self.slot_seconds
+        now.is_told = known
+        return known
+
+    def publish(self, *, version, begin, turn_at, slot, held, epoch, window, generation, slot_holds, nodes, views):
+        """Tell what holds from now on. `views` are (slot of the whole Quota or -1, newcomers by service) of
+        the slot, and of those after it."""
+        cdef uint64_t published = load(&self.memory.published) + 1
+        cdef Base *base = &self.memory.bases[published & 1]
+        cdef View *view
+        cdef int i, service
+        base.version = version
+        base.begin = begin
+        base.turn_at = turn_at
+        base.slot = slot
+        base.held = held
+        base.epoch = epoch
+        base.window = window
+        base.generation = generation
+        base.slot_holds = slot_holds
+        base.nodes = nodes
+        for i, (whole, newcomers) in enumerate(views):
+            view = &base.views[i]
+            memset(view, 0, sizeof(View))
+            view.whole = whole
+            for name, shares in newcomers.items():
+                service = self.service(name)
+                if shares:
+                    view.known |= <uint64_t> 1 << service
+                    self.fill_terms(&view.newcomers[service], shares)
+        before_writes()
+        store(&self.memory.published, published)
+
+    cdef int fill_terms(self, Terms *terms, shares) except -1:
+        terms.count = 0
+        for resource, share in shares.items():
+            if terms.count == MOST_CELLS - 1:  # one is for the beginnings
+                break
+            terms.resource[terms.count] = <uint8_t> self.resource(resource)
+            terms.share[terms.count] = share
+            terms.count += 1
+        return 0
+
+    def base(self):
+        """What was told last, as a dict."""
+        cdef Base *base = &self.memory.bases[load(&self.memory.published) & 1]
+        return {
+            "version": base.version,
+            "begin": base.begin,
+            "turn_at": base.turn_at,
+            "slot": base.slot,
+            "held": base.held,
+            "epoch": base.epoch,
+            "window": base.window,
+            "generation": base.generation,
+            "nodes": base.nodes,
+        }
+
+    def next_sequence(self):
+        """The number of a report that is made now."""
+        return add(&self.memory.sequence, 1) + 1
+
+    @property
+    def sequence(self):
+        return load(&self.memory.sequence)
+
+    # Asks
+
+    cdef void ask(self, int service, const char *user, uint32_t size) noexcept:
+        """Have the reporter introduce a user to the leader."""
+        cdef uint64_t ticket = add(&self.memory.asks, 1)
+        cdef Ask *place = &self.memory.ring[ticket % ASKS]
+        store(&place.ticket, 0)
+        before_writes()
+        place.service = <uint8_t> service
+        place.size = <uint8_t> size
+        memcpy(place.user, user, size)
+        store(&place.ticket, ticket + 1)
+
+    @property
+    def has_asks(self):
+        return load(&self.memory.asks) != self._next_ask
+
+    def take_asks(self):
+        """(service, user) of all who were asked for since the last time."""
+        cdef uint64_t end = load(&self.memory.asks)
+        cdef Ask *place
+        cdef Ask one
+        asks = []
+        if end - self._next_ask > ASKS:
+            self._next_ask = end - ASKS
+        while self._next_ask < end:
+            place = &self.memory.ring[self._next_ask % ASKS]
+            if load(&place.ticket) == self._next_ask + 1:
+                memcpy(&one, place, sizeof(Ask))
+                after_reads()
+                if load(&place.ticket) == self._next_ask + 1 and one.size <= LONGEST_USER:
+                    user = one.user[: one.size].decode("utf-8", "surrogatepass")
+                    asks.append((self.service_name(one.service), user))
+            elif load(&place.ticket) < self._next_ask + 1 and self._waits < PATIENCE:
+                self._waits += 1
+                break
+            self._waits = 0
+            self._next_ask += 1
+        return asks
+
+
+cdef str _name_at(char *names, uint64_t number):
+    cdef unsigned char size = <unsigned char> names[number * NAME]
+    return names[number * NAME + 1: number * NAME + 1 + size].decode("utf-8", "surrogatepass")
+
+
+def _fill(descriptor, purpose, double now, double wall, double slot_seconds):
+    """The first bytes of a new file: no reporter yet, slots by the wall clock."""
+    cdef bytes packed = bytes(sizeof(HeadMemory))
+    cdef HeadMemory *memory = <HeadMemory *> <char *> packed
+    cdef Base *base = &memory.bases[0]
+    memcpy(memory.magic, <const char *> (<bytes> MAGIC), 8)
+    memory.version = VERSION
+    memory.boot = max(1, int(wall * 1000))
+    memcpy(memory.purpose, <const char *> (<bytes> purpose), len(purpose))
+    base.slot = <int64_t> floor(wall / slot_seconds)
+    base.begin = base.slot * slot_seconds - (wall - now)
+    base.turn_at = (base.slot + 1) * slot_seconds - (wall - now)
+    base.epoch = -1
+    base.window = 2
+    base.generation = 1
+    base.views[0].whole = base.views[1].whole = -1
+    memory.resources = 1  # number 0 is the beginnings of requests
+    os.pwrite(descriptor, packed, 0)
+
+
+def _machine():
+    """Which life of the machine this is: its monotonic clock begins anew with each."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"

@@ -1,0 +1,39 @@
+"""Where centrals are: what `Node(centrals=...)` takes, as websocket URLs."""
+
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+__all__ = ["central_urls"]
+
+_SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
+
+
+def central_urls(centrals: str | Iterable[str]) -> tuple[str, ...]:
+    """One URL or several, each checked, http as ws. They are the centrals' names, too."""
+    listed = [centrals] if isinstance(centrals, str) else list(centrals)
+    urls = tuple(dict.fromkeys(_url(text) for text in listed))
+    if not urls:
+        raise ValueError(f"centrals must be a URL or several, got {centrals!r}")
+    return urls
+
+
+def _url(text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"a central is a URL like 'ws://127.0.0.1:7411', got {text!r}")
+    try:
+        parts = urlsplit(text.strip())
+        port = parts.port
+    except ValueError as wrong:
+        raise ValueError(
+            f"a central is a URL like 'ws://127.0.0.1:7411', got {text!r}: {wrong}"
+        ) from None
+    if parts.scheme not in _SCHEMES or not parts.hostname:
+        raise ValueError(f"a central is a URL like 'ws://127.0.0.1:7411', got {text!r}")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError(
+            f"a central's URL is a host, a port and a path, and a token is given as token=; "
+            f"got one for {parts.hostname!r} with more in it"
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    where = host if port is None else f"{host}:{port}"
+    return f"{_SCHEMES[parts.scheme]}://{where}{parts.path or '/'}"

@@ -1,0 +1,259 @@
+"""One connection to one central: what goes over it, how it ends, and how it comes back."""
+
+import asyncio
+import http
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
+
+from headgate.quota import CentralState, Ledger
+from headgate.quota.node.backoff import Backoff
+from headgate.quota.node.link import Link, LinkOptions
+from headgate.quota.protocol import Ack, Ask, Quota, Report
+from headgate.quota.wire import SUBPROTOCOL, CentralWire
+
+Talk = Callable[[ServerConnection], Awaitable[None]]
+
+
+class Peer:
+    """A central that says what a test wants, and remembers what it heard."""
+
+    def __init__(self) -> None:
+        self.headers: list[Any] = []
+        self.heard: list[Report | Ask] = []
+        self.closed: list[tuple[int | None, str | None]] = []
+        self.port = 0
+
+    @asynccontextmanager
+    async def listening(self, talk: Talk | None = None, **options: Any) -> AsyncIterator[str]:
+        async def handle(connection: ServerConnection) -> None:
+            assert connection.request is not None
+            self.headers.append(connection.request.headers)
+            await (talk or self.listen)(connection)
+            await connection.wait_closed()
+            self.closed.append((connection.close_code, connection.close_reason))
+
+        options = {"subprotocols": [SUBPROTOCOL], "compression": None} | options
+        async with serve(handle, "127.0.0.1", self.port, close_timeout=0.1, **options) as server:
+            self.port = server.sockets[0].getsockname()[1]
+            yield f"ws://127.0.0.1:{self.port}/"
+
+    async def listen(self, connection: ServerConnection) -> None:
+        wire = CentralWire(Ledger())
+        async for frame in connection:
+            self.heard.append(wire.read(frame))
+
+    async def lead(self, connection: ServerConnection) -> None:
+        state = CentralState("c", Ledger(), now=0.0, wall=0.0)
+        state.lead(0.0, 1)
+        wire = CentralWire(state.ledger)
+        async for frame in connection:
+            message = wire.read(frame)
+            self.heard.append(message)
+            for _, answer in state.receive(0.0, message):
+                await connection.send(wire.write(answer))
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer()
+
+
+def make_link(
+    url: str, heard: list[Ack | Quota] | None = None, *, token: str | None = None, **backoff: float
+) -> Link:
+    return Link(
+        url,
+        LinkOptions(token, 1.0, None),
+        now=lambda: 100.0,
+        receive=lambda _, message: None if heard is None else heard.append(message),
+        backoff=Backoff(**{"shortest": 0.001, "longest": 0.02} | backoff),
+    )
+
+
+@asynccontextmanager
+async def running(link: Link) -> AsyncIterator[Link]:
+    task = asyncio.create_task(link.run())
+    try:
+        yield link
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(holds: Callable[[], object], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 (whatever it is that it waits for)
+            await asyncio.sleep(0.002)
+
+
+def report(sequence: int, sent: float = 0.0) -> Report:
+    return Report("n", 1, sequence, -1, 0, 10, sent, {})
+
+
+def ask(user: str, sent: float) -> Ask:
+    return Ask("n", 1, 10, sent, {"front": [user]})
+
+
+def test_messages_go_out_and_answers_come_in(peer: Peer) -> None:
+    async def story() -> None:
+        heard: list[Ack | Quota] = []
+        async with peer.listening(peer.lead) as url, running(make_link(url, heard)) as link:
+            link.send(report(1))
+            await until(lambda: len(heard) == 2)
+            assert [type(one) for one in heard] == [Ack, Quota]
+            assert link.standing.acknowledged == 1
+            assert link.standing.is_connected
+            standing = link.standing
+            assert (standing.frames_sent, standing.frames_received) == (1, 2)
+            assert standing.bytes_sent > 0 < standing.bytes_received
+
+    asyncio.run(story())
+
+
+def test_of_what_waited_for_a_connection_the_newest_report_goes_out_as_of_now(peer: Peer) -> None:
+    async def story() -> None:
+        async with peer.listening() as url:
+            link = make_link(url)
+            link.send(report(1, sent=97.0))
+            link.send(report(2, sent=98.0))
+            link.send(ask("old", sent=98.0))  # more than a slot ago: made again since
+            link.send(ask("ann", sent=99.5))
+            async with running(link):
+                await until(lambda: len(peer.heard) == 2)
+        assert peer.heard == [report(2, sent=100.0), ask("ann", sent=100.0)]
+
+    asyncio.run(story())
+
+
+def test_the_handshake_has_the_token_and_the_slot(peer: Peer) -> None:
+    async def story() -> None:
+        async with peer.listening() as url, running(make_link(url, token="secret")):
+            await until(lambda: peer.headers)
+        assert peer.headers[0]["Authorization"] == "Bearer secret"
+        assert peer.headers[0]["Headgate-Slot-Seconds"] == "1.0"
+        assert peer.headers[0]["Sec-WebSocket-Protocol"] == "headgate.v1"
+
+    asyncio.run(story())
+
+
+def test_it_comes_back_when_the_central_does(peer: Peer) -> None:
+    async def story() -> None:
+        async with peer.listening() as url:
+            link = make_link(url)
+            task = asyncio.create_task(link.run())
+            await until(lambda: link.standing.is_connected)
+        await until(lambda: not link.standing.is_connected)
+        link.send(report(5))
+        await until(lambda: link.standing.failures >= 3)
+        async with peer.listening():
+            await until(lambda: peer.heard == [report(5, sent=100.0)])
+            assert link.standing.connections == 2
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "wait", "level"),
+    [
+        (1008, "denied: wrong token", "longest", logging.ERROR),
+        (4001, "replaced: another connection of node n", "longest", logging.ERROR),
+        (1007, "bad frame: no", "longest", logging.ERROR),
+        (1013, "overloaded: too many connections", "shortest", logging.WARNING),
+        (1001, "stopping", "shortest", logging.WARNING),
+    ],
+)
+def test_how_soon_it_tries_again_depends_on_what_it_was_told(
+    peer: Peer,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+    reason: str,
+    wait: str,
+    level: int,
+) -> None:
+    async def refuse(connection: ServerConnection) -> None:
+        await connection.close(code, reason)
+
+    async def story() -> None:
+        waits = {"shortest": 0.001, "longest": 60.0}
+        other = "longest" if wait == "shortest" else "shortest"
+        waits[other] = waits[wait]  # so that three tries take no time, if it waits as expected
+        if wait == "longest":
+            waits = {"shortest": 60.0, "longest": 0.001}
+        async with peer.listening(refuse) as url, running(make_link(url, **waits)) as link:
+            await until(lambda: link.standing.failures >= 3)
+            assert link.standing.last_error is not None
+            assert f"{reason} (code {code})" in link.standing.last_error
+        told = [one for one in caplog.records if one.levelno >= logging.WARNING]
+        assert [(one.levelno, reason in one.getMessage()) for one in told] == [(level, True)]
+
+    asyncio.run(story())
+
+
+def test_a_denial_in_http_is_a_denial(peer: Peer) -> None:
+    async def story() -> None:
+        def deny(connection: ServerConnection, request: Request) -> Response:
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "no")
+
+        async with peer.listening(process_request=deny) as url, running(make_link(url)) as link:
+            await until(lambda: link.standing.last_error)
+            assert link.standing.last_error == "denied: HTTP status 401"
+
+    asyncio.run(story())
+
+
+def test_who_does_not_speak_our_protocol_is_no_central(peer: Peer) -> None:
+    async def story() -> None:
+        async with peer.listening(subprotocols=None) as url, running(make_link(url)) as link:
+            await until(lambda: link.standing.last_error)
+            assert link.standing.last_error == "it does not speak headgate.v1: is it a central?"
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("frame", [b"\xff\xff", b"", "{", '{"ack": {"sequence": "no"}}'])
+def test_a_frame_that_makes_no_sense_ends_its_connection_with_a_reason(
+    peer: Peer, frame: bytes | str
+) -> None:
+    async def nonsense(connection: ServerConnection) -> None:
+        await connection.send(frame)
+
+    async def story() -> None:
+        heard: list[Ack | Quota] = []
+        async with peer.listening(nonsense) as url, running(make_link(url, heard)):
+            await until(lambda: len(peer.closed) >= 2)
+        code, reason = peer.closed[0]
+        assert code == 1007
+        assert reason is not None
+        assert reason.startswith("bad frame: ")
+        assert heard == []
+
+    asyncio.run(story())
+
+
+def test_a_redirect_is_not_followed_with_our_token(peer: Peer) -> None:
+    async def story() -> None:
+        elsewhere = Peer()
+        async with elsewhere.listening() as there:
+
+            def redirect(connection: ServerConnection, request: Request) -> Response:
+                answer = connection.respond(http.HTTPStatus.FOUND, "")
+                answer.headers["Location"] = there
+                return answer
+
+            async with (
+                peer.listening(process_request=redirect) as url,
+                running(make_link(url, token="secret")) as link,
+            ):
+                await until(lambda: link.standing.failures >= 2)
+                assert "302" in str(link.standing.last_error)
+        assert elsewhere.headers == []
+
+    asyncio.run(story())

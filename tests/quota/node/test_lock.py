@@ -1,0 +1,111 @@
+"""Of all workers of a host one reports, another follows it, and the last says good-bye."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headgate.errors import ConfigError
+from headgate.quota.node.lock import ReporterLock
+
+HOLD = """
+import sys
+from headgate.quota.node.lock import ReporterLock
+lock = ReporterLock(sys.argv[1])
+assert lock.enter() and lock.take()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "memory.lock"
+
+
+def test_one_reports_and_another_follows(path: Path) -> None:
+    first, second = ReporterLock(path), ReporterLock(path)
+    assert first.enter()
+    assert second.enter()
+    assert first.take()
+    assert not second.take()
+    assert second.reporter() == os.getpid()
+    first.drop()
+    assert second.take()
+    second.drop()
+
+
+def test_only_the_last_is_last_and_nobody_enters_while_it_leaves(path: Path) -> None:
+    first, second, third = (ReporterLock(path) for _ in range(3))
+    assert first.enter()
+    assert first.take()
+    assert second.enter()
+    assert not first.is_last()
+    assert not first.is_held  # so that who closes at the same time can have it
+    assert second.is_last()
+    assert second.is_held
+    assert not third.enter()
+    second.drop()
+    first.drop()
+    assert third.enter()
+    third.drop()
+
+
+def test_who_closes_without_having_reported_may_be_the_last(path: Path) -> None:
+    lock = ReporterLock(path)
+    assert lock.enter()
+    assert lock.is_last()
+    lock.drop()
+
+
+def test_a_killed_process_holds_nothing(path: Path, wait_until: Callable[..., None]) -> None:
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        lock = ReporterLock(path)
+        assert lock.enter()
+        assert not lock.take()
+        assert lock.reporter() == process.pid
+        process.send_signal(signal.SIGKILL)
+        wait_until(lock.take)
+        lock.drop()
+
+
+def test_a_forked_child_that_drops_its_copy_ends_nothing(path: Path) -> None:
+    lock, other = ReporterLock(path), ReporterLock(path)
+    assert lock.enter()
+    assert lock.take()
+    assert other.enter()
+    child = os.fork()
+    if child == 0:
+        lock.drop()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not other.take()
+    lock.drop()
+    other.drop()
+
+
+def test_without_shared_memory_one_is_alone_in_the_world() -> None:
+    lock = ReporterLock(None)
+    assert lock.reporter() is None
+    assert lock.enter()
+    assert lock.take()
+    assert lock.is_last()
+    assert lock.reporter() == os.getpid()
+    lock.drop()
+
+
+def test_a_file_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        ReporterLock(tmp_path / "no" / "such.lock").open()
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        ReporterLock(tmp_path).open()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        ReporterLock(tmp_path / "link").open()

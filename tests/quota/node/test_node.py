@@ -1,0 +1,245 @@
+"""The whole node in real processes and threads, with a central it can lose and find again."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Node, Throttled
+from headgate.errors import ConfigError
+
+WaitUntil = Callable[..., None]
+
+REPORT = """
+import sys
+from headgate import Node
+node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
+node.start()
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+FORK = """
+import os, sys, time
+from headgate import Node
+node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
+node.start()
+while not (node.status().centrals and node.status().centrals[0].is_connected):
+    time.sleep(0.005)
+if os.fork() == 0:
+    print("child", os.getpid(), node.status().is_reporting, flush=True)
+    while not node.status().is_reporting:
+        time.sleep(0.005)
+    node.consume("front", "child", {"requests": 7})
+    sys.stdin.read()
+    node.close()
+    os._exit(0)
+print("parent", os.getpid(), node.status().is_reporting, flush=True)
+sys.stdin.read()
+"""
+
+
+def make_node(central: Any, **options: Any) -> Node:
+    return Node(central.url, **{"node_id": "web", "services": ["front"]} | options)
+
+
+def is_connected(node: Node) -> bool:
+    return any(central.is_connected for central in node.status().centrals)
+
+
+@contextmanager
+def python(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_user_gets_his_share_from_the_central_and_no_more(
+    make_central: Callable[..., Any], wait_until: WaitUntil
+) -> None:
+    central = make_central()
+    with make_node(central) as node:
+        node.allows("front", "ann")  # so that he is introduced
+        wait_until(lambda: node.status().users == {"front": {"fresh": 1}})
+        status = node.status()
+        assert status.is_reporting
+        assert status.reporter_pid == os.getpid()
+        assert status.leader == node.centrals[0]
+        assert status.quota is not None
+        assert status.quota.state == "fresh"
+        admitted = 0
+        with pytest.raises(Throttled) as refused:
+            while admitted < 1000:
+                node.throttle("front", "ann", {"requests": 1.0})
+                node.consume("front", "ann", {"requests": 1.0})
+                admitted += 1
+        assert admitted <= 100
+        assert (refused.value.service, refused.value.resource) == ("front", "requests")
+        assert "headgate_node_connected" in node.metrics()
+
+
+def test_nothing_that_was_consumed_while_the_central_was_away_is_lost(
+    make_central: Callable[..., Any], wait_until: WaitUntil
+) -> None:
+    central = make_central()
+    with make_node(central) as node:
+        node.consume("front", "ann", {"requests": 3.0})
+        wait_until(lambda: central.consumed("front", "ann", "requests") == 3.0)
+        central.stop()
+        wait_until(lambda: not is_connected(node))
+        node.consume("front", "ann", {"requests": 4.0})
+        wait_until(lambda: node.status().centrals[0].failures >= 2)
+        central.start()
+        node.consume("front", "ann", {"requests": 5.0})
+        wait_until(lambda: central.consumed("front", "ann", "requests") == 12.0)
+        assert node.status().centrals[0].connections == 2
+
+
+def test_requests_do_not_wait_for_a_central_that_is_not_there() -> None:
+    with Node("ws://127.0.0.1:9", node_id="web", services=["front"]) as node:
+        began = time.perf_counter()
+        admitted = sum(node.allows("front", "ann") for _ in range(1000))
+        assert time.perf_counter() - began < 1.0
+        assert 10 <= admitted <= 21  # the fallback of two slots, perhaps
+        status = node.status()
+        assert (status.leader, status.quota_age) == (None, None)
+        assert status.quota is not None
+        assert status.quota.state == "none"
+
+
+def test_the_last_to_close_says_that_the_node_leaves(
+    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    central = make_central()
+    shared = str(tmp_path / "memory")
+    first, second = make_node(central, shared=shared), make_node(central, shared=shared)
+    first.start()
+    wait_until(lambda: is_connected(first))
+    second.start()
+    assert not second.status().is_reporting
+    assert second.status().reporter_pid == os.getpid()
+    assert second.metrics().endswith('headgate_node_reporting{node="web"} 0\n')
+    first.close()
+    wait_until(lambda: second.status().is_reporting and is_connected(second))
+    assert not any(report.leaving for report in central.reports)
+    second.close()
+    assert central.reports[-1].leaving
+
+
+def test_one_that_never_reported_says_it_if_it_is_the_last(
+    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    central = make_central()
+    shared = str(tmp_path / "memory")
+    first, second = make_node(central, shared=shared), make_node(central, shared=shared)
+    first.start()
+    wait_until(lambda: is_connected(first))
+    second.start()
+    wait_until(lambda: second.status().is_started)
+    first.close()
+    second.close()  # before its next try for the lock, as a rule
+    assert central.reports[-1].leaving
+
+
+def test_another_process_goes_on_when_the_one_that_reports_is_killed(
+    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    central = make_central()
+    shared = str(tmp_path / "memory")
+    with python(REPORT, central.url, shared) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "started\n"
+        wait_until(lambda: central.connections == 1)
+        with make_node(central, shared=shared) as node:
+            status = node.status()
+            assert (status.is_reporting, status.reporter_pid) == (False, other.pid)
+            other.send_signal(signal.SIGKILL)
+            wait_until(lambda: node.status().is_reporting and is_connected(node), 3.0)
+
+
+def test_a_child_of_a_fork_reports_for_itself_when_its_parent_dies(
+    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    central = make_central()
+    with python(FORK, central.url, str(tmp_path / "memory")) as parent:
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        told = dict(line.split(" ", 1) for line in (parent.stdout.readline() for _ in range(2)))
+        assert told["parent"] == f"{parent.pid} True\n"
+        child, is_reporting = told["child"].split()
+        assert is_reporting == "False"
+        parent.send_signal(signal.SIGKILL)
+        wait_until(lambda: central.consumed("front", "child", "requests") == 7.0)
+        # The child has let go of its parent's socket, or the first would seem to live on.
+        wait_until(lambda: central.connections == 1)
+        parent.stdin.close()  # the child reads its end
+        wait_until(lambda: central.reports[-1].leaving)
+        wait_until(lambda: not Path(f"/proc/{child}").exists())
+
+
+def test_a_node_is_of_use_in_an_event_loop(
+    make_central: Callable[..., Any], wait_until: WaitUntil
+) -> None:
+    central = make_central()
+
+    async def story() -> None:
+        async with make_node(central) as node:
+            await asyncio.to_thread(wait_until, lambda: is_connected(node))
+            assert node.allows("front", "ann")
+
+    asyncio.run(story())
+    wait_until(lambda: central.connections == 0)
+    assert central.reports[-1].leaving
+
+
+def test_a_closed_node_is_over(make_central: Callable[..., Any]) -> None:
+    node = make_node(make_central())
+    assert repr(node).endswith("node_id='web', not started)")
+    assert not node.status().is_started
+    node.start()
+    node.start()
+    assert repr(node).endswith("node_id='web', started)")
+    node.close()
+    node.close()
+    with pytest.raises(RuntimeError, match="node 'web' is closed"):
+        node.start()
+
+
+def test_its_verbs_are_the_hosts_own() -> None:
+    node = Node("ws://127.0.0.1:9", node_id="web", services=["front"])
+    assert vars(node)["allows"] == node._host.allows
+    assert vars(node)["throttle"] == node._host.throttle
+    assert vars(node)["consume"] == node._host.consume
+    node.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"services": "front"}, TypeError, "services takes several names"),
+        ({"token": "two words"}, ValueError, "token must be"),
+        ({"slot_seconds": 0.0}, ValueError, "slot_seconds"),
+        ({"ca_file": "ca.pem"}, ValueError, "ca_file is for wss://"),
+        ({"centrals": "wss://a", "ca_file": "/no/such.pem"}, ConfigError, "cannot be used"),
+        ({"centrals": []}, ValueError, "centrals must be a URL or several"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    usual = {"centrals": "ws://127.0.0.1:9", "node_id": "web", "services": ["front"]}
+    with pytest.raises(error, match=message):
+        Node(**usual | options)

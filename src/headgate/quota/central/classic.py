@@ -18,7 +18,7 @@ Lua writes an empty table as `[]` as often as `{}`, and whole numbers as floats:
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import orjson
@@ -121,14 +121,19 @@ class ClassicBook:
                 raise InvalidMessage(
                     "TooManyUsers", f"{what} must have at most {self._bounds.users} users"
                 )
-            counts[service] = {}
-            for user, resources in users.items():
-                self._name("a user", user)
-                resources = _table(what, resources)
-                for resource in resources:
-                    self._name("a resource", resource)
-                counts[service][user] = resources
+            if not set(map(type, users.values())) <= {dict}:
+                users = {user: _table(what, resources) for user, resources in users.items()}
+            self._names("a user", users)
+            self._names("a resource", set().union(*users.values()))
+            counts[service] = users
         return counts
+
+    def _names(self, what: str, names: Collection[str]) -> None:
+        """All of them; one by one only when one is long or empty."""
+        lengths = set(map(len, names))
+        if lengths and (min(lengths) == 0 or max(lengths) * 4 > self._bounds.name_bytes):
+            for name in names:
+                self._name(what, name)
 
     def _name(self, what: str, name: object, most: int | None = None) -> str:
         most = self._bounds.name_bytes if most is None else most

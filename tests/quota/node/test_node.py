@@ -220,6 +220,24 @@ def test_a_node_is_of_use_in_an_event_loop(
     assert central.reports[-1].leaving
 
 
+@pytest.mark.parametrize("bad", ["\udc80", "ü" * 100 + "\ud800"])
+def test_a_name_that_no_frame_can_carry_is_refused_and_holds_up_nobody(
+    make_central: MakeCentral, make_node: MakeNode, wait_until: WaitUntil, bad: str
+) -> None:
+    # One such user once stopped the reports of all others.
+    central = make_central()
+    with make_node(central) as node:
+        for name, amounts in ((bad, {"requests": 1.0}), ("ann", {bad: 1.0})):
+            with pytest.raises(ValueError, match="must"):
+                node.consume("front", name, amounts)
+        with pytest.raises(ValueError, match="user must be text that has UTF-8"):
+            node.allows("front", bad)
+        with pytest.raises(ValueError, match="service must"):
+            node.allows(bad, "ann")
+        node.consume("front", "ann", {"requests": 2.0})
+        wait_until(lambda: central.consumed("front", "ann", "requests") == 2.0)
+
+
 def test_a_closed_node_is_over(make_central: MakeCentral, make_node: MakeNode) -> None:
     node = make_node(make_central())
     assert repr(node).endswith("node_id='web', not started)")

@@ -78,7 +78,7 @@ def test_one_per_minute_on_64_nodes_lets_one_through_per_minute() -> None:
         assert measures.under is not None
         assert measures.over_60_units is not None
         assert measures.under <= 0.05
-        assert measures.over_60_units <= 1
+        assert measures.over_60_units <= 1 + 1e-9
         assert measures.unrecorded == 0.0
 
 

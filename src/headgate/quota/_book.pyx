@@ -429,10 +429,6 @@ cdef class Book:
             return &bucket.cells[position]
         if bucket.count == bucket.room:
             room = bucket.room + max(1, bucket.room // 4)
-            if room > 16:
-                # Not all of the same size: where that is a page, the cells of a node would all
-                # compete for the same few lines of the cache.
-                room += <int> (bucket - self.buckets) & 1
             grown = <Cell *> realloc(bucket.cells, room * sizeof(Cell))
             if grown == NULL:
                 raise MemoryError

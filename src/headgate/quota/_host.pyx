@@ -319,12 +319,12 @@ cdef class Host:
             if PyFloat_CheckExact(<object> given):
                 amount = PyFloat_AS_DOUBLE(<object> given)
             elif PyLong_CheckExact(<object> given):
-                amount = PyLong_AsDouble(<object> given)
+                amount = of_whole(<object> given)
             else:
                 amounts_of(what, amounts)  # tells what is wrong with it
                 amount = float(<object> given)
             if not 0.0 <= amount < INFINITY:
-                amounts_of(what, amounts)
+                raise bad_amount(what, <object> given, <object> resource)
             costs.resource[costs.count] = <uint8_t> self.head.resource(<object> resource)
             costs.amount[costs.count] = amount
             costs.count += 1
@@ -670,8 +670,20 @@ cdef dict amounts_of(str what, object amounts):
         if not resource:
             raise ValueError(f"a resource of {what} must not be empty, got {resource!r}")
         if not isinstance(amount, int | float) or not 0.0 <= amount < INFINITY:
-            raise ValueError(f"{what} must be finite amounts from 0 up, got {amount!r} for {resource!r}")
+            raise bad_amount(what, amount, resource)
     return checked
+
+
+cdef double of_whole(object number):
+    """An int as a float; infinite when it is too large for one."""
+    try:
+        return PyLong_AsDouble(number)
+    except OverflowError:
+        return INFINITY
+
+
+cdef object bad_amount(str what, object amount, object resource):
+    return ValueError(f"{what} must be finite amounts from 0 up, got {amount!r} for {resource!r}")
 
 
 def default_name(node_id):

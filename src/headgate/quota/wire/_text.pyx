@@ -5,19 +5,22 @@
 as those of binary frames are: a name is looked up in the book once. Its memory is bounded as
 theirs is: it begins anew when it has outgrown what is in use.
 
-Amounts are written with the nine digits that a 32-bit float has.
+Amounts are written with six digits after the point, and nine where they are below one.
 """
+
+import json
 
 from libc.math cimport floor
 from libc.stdio cimport snprintf
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
+from headgate.errors import ProtocolError
 from headgate.quota._given cimport Given, GivenShares
 from headgate.quota._lines cimport Dictionary, Packed, PackedLines
 from headgate.quota.wire._buffer cimport Buffer, PyUnicode_AsUTF8AndSize, as_bytes, dispose, put, room_for
 from headgate.quota.wire.checks import amount, fail, name, whole
 
-__all__ = ["TextEntries", "write_users"]
+__all__ = ["TextEntries", "find_lines", "write_users"]
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_ASCII(object text)
@@ -65,9 +68,16 @@ cdef class TextEntries:
     cdef Dictionary dictionary
     cdef dict numbers  # service -> user -> resource -> entry
 
-    def __init__(self):
+    def __cinit__(self):
+        self._begin()
+
+    def __reduce__(self):
+        raise TypeError("entries belong to one connection: they cannot be copied")
+
+    cdef int _begin(self) except -1:
         self.dictionary = Dictionary()
         self.numbers = {}
+        return 0
 
     def __len__(self):
         return self.dictionary.count
@@ -93,7 +103,7 @@ cdef class TextEntries:
         if count > bounds.entries:
             fail("the number of lines", count, f"at most {bounds.entries}")
         if self.dictionary.count > max(FEW, SPARSE * count):
-            self.__init__()
+            self._begin()
         packed = PackedLines(self.dictionary)
         packed.reserve(count)
         for service, users in lines.items():
@@ -118,6 +128,125 @@ cdef class TextEntries:
         packed.arrange()
         return packed
 
+    def parse(self, bytes frame not None, Py_ssize_t begin, bounds):
+        """As `pack`, straight from the bytes of a frame, from `begin` on; and where the lines end.
+
+        A report names its users in about the order of the one before: the entry that is next in
+        the dictionary is tried first, and only if it is another one the name is looked up.
+        """
+        cdef Text text
+        cdef Py_ssize_t most = 0, i, users_left = bounds.users, entry = -1
+        cdef const char *data = frame
+        cdef const char *name_at
+        cdef PackedLines packed
+        cdef str service
+        cdef dict users
+        if not 0 <= begin <= len(frame):
+            raise ValueError(f"expected a place in {len(frame)} bytes, got {begin}")
+        text.here = data + begin
+        text.end = data + len(frame)
+        for i in range(begin, len(frame)):
+            most += data[i] == 91
+        if most > bounds.entries:
+            raise ProtocolError(f"the report has {most} lines, expected at most {bounds.entries}")
+        if self.dictionary.count > max(FEW, SPARSE * most):
+            self._begin()
+        packed = PackedLines(self.dictionary)
+        packed.reserve(most)
+        goes_on = _begins(&text, "an object of services")
+        while goes_on:
+            _next(&text)
+            name_at = text.here
+            _skip_string(&text, "a service")
+            service = _decoded(name_at, text.here)
+            _check_name("service", service, bounds.service_bytes)
+            users = self.numbers.setdefault(service, {})
+            _expect(&text, 58, "a colon")
+            more_users = _begins(&text, "an object of users")
+            while more_users:
+                users_left -= 1
+                if users_left < 0:
+                    raise ProtocolError(f"the report has too many users, expected at most {bounds.users}")
+                entry = self._parse_user(&text, packed, service, users, entry, bounds)
+                more_users = _goes_on(&text, 125)
+            goes_on = _goes_on(&text, 125)
+        packed.arrange()
+        return packed, text.here - data
+
+    cdef Py_ssize_t _parse_user(
+        self, Text *text, PackedLines packed, str service, dict users, Py_ssize_t entry, bounds
+    ) except -2:
+        """One user and his resources. `entry` is the last one that was met, and is returned."""
+        cdef const char *name_at
+        cdef Dictionary dictionary = self.dictionary
+        cdef Packed *line
+        cdef str user = None, resource
+        cdef tuple expected
+        cdef dict numbers = None
+        cdef Py_ssize_t size
+        cdef bint is_plain, goes_on
+        cdef int service_number = dictionary.service_numbers.get(service, -1)
+        _next(text)
+        name_at = text.here
+        is_plain = _skip_string(text, "a user")
+        size = text.here - name_at - 2
+        if is_plain and entry + 1 < dictionary.count and dictionary.found[entry + 1].service == service_number:
+            expected = <tuple> dictionary.names[entry + 1]
+            if _is(<str> expected[0], name_at + 1, size):
+                user = <str> expected[0]
+        if user is None:
+            user = _decoded(name_at, text.here)
+            _check_name("user", user, bounds.name_bytes)
+        _expect(text, 58, "a colon")
+        goes_on = _begins(text, "an object of resources")
+        while goes_on:
+            _next(text)
+            name_at = text.here
+            is_plain = _skip_string(text, "a resource")
+            size = text.here - name_at - 2
+            line = &packed.lines[packed.count]
+            entry += 1
+            if is_plain and entry < dictionary.count and dictionary.found[entry].service == service_number:
+                expected = <tuple> dictionary.names[entry]
+                if not (_is(<str> expected[1], name_at + 1, size) and (expected[0] is user or expected[0] == user)):
+                    expected = None
+            else:
+                expected = None
+            if expected is None:
+                resource = _decoded(name_at, text.here)
+                if numbers is None:
+                    found = users.get(user)
+                    if found is None:
+                        found = users[user] = {}
+                    numbers = <dict> found
+                number = numbers.get(resource)
+                if number is None:
+                    _check_name("resource", resource, bounds.name_bytes)
+                    if dictionary.count >= 2 * bounds.entries:
+                        raise ProtocolError(f"a connection may name {bounds.entries} entries, expected no more")
+                    number = numbers[resource] = dictionary.count
+                    dictionary.add(service, user, resource)
+                    service_number = dictionary.service_numbers[service]
+                entry = number
+            line.entry = <int> entry
+            _expect(text, 58, "a colon")
+            _expect(text, 91, "a line: [consumed, rejected, requests, settled, held]")
+            line.consumed = _real(text)
+            _expect(text, 44, "a comma")
+            line.rejected = _whole(text)
+            _expect(text, 44, "a comma")
+            line.requests = _whole(text)
+            _expect(text, 44, "a comma")
+            line.settled = _real(text)
+            _expect(text, 44, "a comma")
+            line.held = _real(text)
+            _expect(text, 93, "the end of a line of five numbers")
+            if line.settled > line.consumed:
+                fail("settled", line.settled, f"at most consumed, which is {line.consumed!r}")
+            packed.count += 1
+            goes_on = _goes_on(text, 125)
+        return entry
+
     cdef int _line(self, Packed *line, values) except -1:
         cdef list numbers
         if type(values) is not list or len(<list> values) < 5:
@@ -131,6 +260,196 @@ cdef class TextEntries:
         if line.settled > line.consumed:
             fail("settled", line.settled, f"at most consumed, which is {line.consumed!r}")
         return 0
+
+
+# Reading JSON
+
+cdef extern from "Python.h":
+    const char *PyUnicode_DATA(object text)
+
+cdef struct Text:
+    const char *here
+    const char *end
+
+
+cdef int _bad(Text *text, str expected) except -1:
+    shown = text.here[: min(20, text.end - text.here)]
+    raise ProtocolError(f"the lines go on with {shown!r}, expected {expected}")
+
+
+cdef inline char _next(Text *text) noexcept:
+    """The next byte that is no blank; 0: there is none."""
+    while text.here < text.end and text.here[0] in (32, 10, 13, 9):
+        text.here += 1
+    return text.here[0] if text.here < text.end else 0
+
+
+cdef inline int _expect(Text *text, char byte, str expected) except -1:
+    if _next(text) != byte:
+        _bad(text, expected)
+    text.here += 1
+    return 0
+
+
+cdef inline bint _goes_on(Text *text, char close) except -1:
+    """After an item: a comma, or the end of it all."""
+    cdef char byte = _next(text)
+    if byte == 44:
+        text.here += 1
+        return True
+    if byte != close:
+        _bad(text, "a comma or the end")
+    text.here += 1
+    return False
+
+
+cdef bint _begins(Text *text, str expected) except -1:
+    """Enter an object; False if it is empty, and left already."""
+    _expect(text, 123, expected)
+    if _next(text) == 125:
+        text.here += 1
+        return False
+    return True
+
+
+cdef inline bint _skip_string(Text *text, str expected) except -1:
+    """From the quote to the one that ends it: `here` is after it. Whether nothing is escaped."""
+    cdef const char *here
+    cdef const char *end = text.end
+    cdef bint is_plain = True
+    _expect(text, 34, expected)
+    here = text.here
+    while here < end and here[0] != 34:
+        if here[0] == 92:
+            is_plain = False
+            here += 1
+        here += 1
+    if here >= end:
+        _bad(text, "the end of a name")
+    text.here = here + 1
+    return is_plain
+
+
+cdef inline bint _is(str text, const char *data, Py_ssize_t size) noexcept:
+    """Whether these bytes are a name; False also when that is not easily seen."""
+    return (
+        PyUnicode_IS_ASCII(text)
+        and PyUnicode_GET_LENGTH(text) == size
+        and memcmp(PyUnicode_DATA(text), data, size) == 0
+    )
+
+
+cdef str _decoded(const char *begin, const char *end):
+    """A string with its quotes."""
+    try:
+        return json.loads(begin[: end - begin])
+    except ValueError as error:
+        raise ProtocolError(f"{begin[: end - begin]!r} is not a name in JSON: {error}") from error
+
+
+cdef inline double _real(Text *text) except? -1.0:
+    """A number from 0 to 1e18."""
+    cdef const char *here = text.here
+    cdef const char *begin
+    cdef const char *fraction = NULL
+    cdef unsigned long long digits = 0
+    cdef double value
+    while here < text.end and here[0] == 32:
+        here += 1
+    begin = here
+    while here < text.end and here - begin < 16:
+        if 48 <= here[0] <= 57:
+            digits = 10 * digits + <unsigned int> (here[0] - 48)
+        elif here[0] == 46 and fraction == NULL and here > begin:
+            fraction = here + 1
+        else:
+            break
+        here += 1
+    if here == begin or here == fraction or (here < text.end and (here[0] in (46, 69, 101) or 48 <= here[0] <= 57)):
+        return _long_real(text)
+    text.here = here
+    value = <double> digits
+    if fraction != NULL:
+        value /= _TENS[here - fraction]
+    return value
+
+
+cdef double _long_real(Text *text) except? -1.0:
+    """Longer, or with an exponent, or nonsense."""
+    cdef const char *begin
+    _next(text)
+    begin = text.here
+    while text.here < text.end and text.here[0] not in (44, 93, 125):
+        text.here += 1
+    number = begin[: min(64, text.here - begin)]
+    try:
+        return amount("a number of a line", json.loads(number))
+    except ValueError as error:
+        raise ProtocolError(f"a number of a line is {number!r}: {error}") from error
+
+
+cdef inline unsigned int _whole(Text *text) except? 0xFFFFFFFF:
+    """A number of requests; it wraps at 2**32."""
+    cdef double value = _real(text)
+    if value != floor(value):
+        _bad(text, "the line after a whole number")
+    return <unsigned int> (<unsigned long long> value)
+
+
+cdef double[17] _TENS
+_TENS = [
+    1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
+]
+
+
+cdef int _skip(Text *text, str expected) except -1:
+    """Skip any value. What is wrong inside of it is found by whoever reads it."""
+    cdef Py_ssize_t depth = 0
+    cdef char byte
+    while True:
+        byte = _next(text)
+        if byte == 0:
+            _bad(text, expected)
+        if byte == 34:
+            _skip_string(text, expected)
+        else:
+            if byte == 123 or byte == 91:
+                depth += 1
+            elif byte == 125 or byte == 93:
+                depth -= 1
+            if depth < 0:
+                _bad(text, expected)
+            text.here += 1
+            if byte in (44, 58) and depth == 0:
+                text.here -= 1
+                return 0
+        if depth == 0 and (byte in (34, 125, 93) or _next(text) in (44, 125, 93)):
+            return 0
+
+
+def find_lines(bytes frame not None):
+    """Where the value of "lines" begins in {"report": {...}}; -1: it is not there, or well hidden."""
+    cdef Text text
+    cdef const char *begin = frame
+    cdef const char *key
+    text.here = begin
+    text.end = begin + len(frame)
+    try:
+        for wanted in (b"\"report\"", b"\"lines\""):
+            _expect(&text, 123, "an object")
+            while True:
+                _next(&text)
+                key = text.here
+                _skip_string(&text, "a key")
+                is_found = key[: text.here - key] == wanted
+                _expect(&text, 58, "a colon")
+                if is_found:
+                    break
+                _skip(&text, "a value")
+                _expect(&text, 44, "a comma")
+    except ProtocolError:
+        return -1
+    return text.here - begin
 
 
 # Writing
@@ -162,7 +481,7 @@ cdef inline char *_whole_number(char *here, unsigned long long value) noexcept n
 
 cdef inline char *_number(char *here, double value) noexcept nogil:
     """At most 24 characters."""
-    cdef double rest
+    cdef double rest, scale
     cdef unsigned long long first
     cdef int last
     if value < 1e15 and value == floor(value):
@@ -170,17 +489,18 @@ cdef inline char *_number(char *here, double value) noexcept nogil:
     if not 0.001 <= value < 1e6:
         return here + snprintf(here, 24, "%.9g", value)
     first = <unsigned long long> value
-    rest = floor((value - first) * 1e9 + 0.5)
-    if rest >= 1e9:
+    last = 6 if first else 9
+    scale = 1e6 if first else 1e9
+    rest = floor((value - first) * scale + 0.5)
+    if rest >= scale:
         return _whole_number(here, first + 1)
     here = _whole_number(here, first)
-    here[0] = 46  # a dot, and nine digits: written as a whole number with a one in front
-    here = _whole_number(here, <unsigned long long> rest + 1000000000) - 10
+    # The digits after the dot: a whole number with a one in front, which the dot replaces.
+    here = _whole_number(here, <unsigned long long> (rest + scale)) - last - 1
     here[0] = 46
-    last = 9
     while here[last] == 48:
         last -= 1
-    return here + last + 1
+    return here + last + (last > 0)
 
 
 cdef int _put_text(Buffer *buffer, str text) except -1:

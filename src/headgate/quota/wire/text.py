@@ -14,8 +14,9 @@ from typing import Any
 
 from headgate.errors import ProtocolError
 from headgate.quota._given import GivenShares
+from headgate.quota._lines import PackedLines
 from headgate.quota.protocol import Ack, Ask, Quota, Report, ServiceQuota, Share
-from headgate.quota.wire._text import TextEntries, write_users
+from headgate.quota.wire._text import TextEntries, find_lines, write_users
 from headgate.quota.wire.bounds import Bounds
 from headgate.quota.wire.checks import amount, fail, flag, name, time, whole
 
@@ -31,8 +32,23 @@ _VERSION = 1 << 56
 
 def read_message(frame: str, entries: TextEntries, bounds: Bounds) -> Report | Ask:
     """What a node has sent; `entries` are those of its connection."""
+    lines = None
+    if len(frame) > bounds.frame_bytes:
+        fail("the length of the frame", len(frame), f"at most {bounds.frame_bytes}")
+    try:
+        packed = frame.encode()
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"the frame is not UTF-8: {error}") from error
+    begin = find_lines(packed)
+    if begin >= 0:
+        # The bulk is read by our own parser: to make a list of each line would cost more than
+        # all that is done with it. The rest is JSON like any other.
+        lines, end = entries.parse(packed, begin, bounds)
+        frame = f"{packed[:begin].decode()}{{}}{packed[end:].decode()}"
     kind, body = _open(frame, bounds, "report", "ask")
-    return _report(body, entries, bounds) if kind == "report" else _ask(body, bounds)
+    if kind == "ask":
+        return _ask(body, bounds)
+    return _report(body, lines or entries.pack(body.get("lines"), bounds), bounds)
 
 
 def read_answer(frame: str, bounds: Bounds) -> Ack | Quota:
@@ -122,7 +138,7 @@ def _mapping(what: str, value: object, most: int) -> dict[str, Any]:
     return value
 
 
-def _report(body: dict[str, Any], entries: TextEntries, bounds: Bounds) -> Report:
+def _report(body: dict[str, Any], lines: PackedLines, bounds: Bounds) -> Report:
     return Report(
         name("node", body.get("node"), bounds.name_bytes),
         whole("boot", body.get("boot")),
@@ -131,7 +147,7 @@ def _report(body: dict[str, Any], entries: TextEntries, bounds: Bounds) -> Repor
         whole("since", body.get("since"), 0, 1 << 31),
         whole("slot", body.get("slot"), -1),
         time("sent", body.get("sent")),
-        entries.pack(body.get("lines"), bounds),
+        lines,
         flag("leaving", body.get("leaving", False)),
     )
 

@@ -1,4 +1,4 @@
-"""The memory that all processes of a host share: what they may not do together, and who dies when."""
+"""The memory that all processes of a host share: what they do together, and who dies when."""
 
 import os
 import random

@@ -129,9 +129,9 @@ MUTANTS = [
     ),
     Mutant(
         "a central with empty books takes what is settled as new",
-        BOOK,
-        "new = consumed if is_reborn else consumed - settled",
-        "new = consumed",
+        "quota/_bucket.pxd",
+        "line.consumed if booking.is_reborn else line.consumed - line.settled",
+        "line.consumed",
         "empty-books.toml",
         missed("under"),
     ),

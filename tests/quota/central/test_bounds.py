@@ -11,6 +11,8 @@ from websockets.sync.client import connect
 from headgate.quota import Central
 from headgate.quota.central.front_door import FrontDoor, Hall
 from headgate.quota.central.node_socket import NodeSocket
+from headgate.quota.central.session import NodeSession
+from headgate.quota.protocol import Quota
 from headgate.quota.wire import Bounds
 from tests.quota.central.parts import (
     PlainNode,
@@ -232,3 +234,27 @@ def test_they_are_protocols_of_asyncio() -> None:
     """uvicorn is handed these two; that it can make them is seen in all other tests."""
     for protocol in (FrontDoor, NodeSocket):
         assert hasattr(protocol, "data_received")
+
+
+def test_of_quotas_that_wait_for_a_slow_node_it_gets_the_newest() -> None:
+    """The transport says when its buffer is full, and when it is not; here we say it."""
+    with running(slot_seconds=0.5) as central, V1Node(central) as node:
+        assert central.board is not None
+        node.report(int(time.time() / 0.5) - 1, ann=3.0)
+        (socket,) = central.board._sockets
+        session = socket._session
+        assert isinstance(session, NodeSession)
+        loop = socket._loop
+        begun = int(time.time() / 0.5)
+        loop.call_soon_threadsafe(socket.pause_writing)
+        eventually(lambda: not socket.is_writable)
+        eventually(lambda: int(time.time() / 0.5) >= begun + 3)  # so long it is live
+        assert len(session._outbox) == 1
+        loop.call_soon_threadsafe(socket.resume_writing)
+        slots = []
+        while not slots or slots[-1] <= begun + 1:
+            message = node.read()
+            if isinstance(message, Quota):
+                slots.append(message.slot)
+        assert len(session._outbox) == 0
+        assert len(slots) <= 3, slots  # two of before, and the newest

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Witness:
         self._address = address
         self._stop = threading.Event()
         self.waits: list[float] = []
+        self._node = f"witness {time.monotonic_ns()}"
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "Witness":
@@ -56,7 +57,7 @@ class Witness:
                 slot = int(time.time()) - 1
                 lines = {"front": {"w": {"requests": Line(float(sequence), 0, sequence, 0.0, 0.0)}}}
                 frame = wire.write(
-                    Report(f"w{id(self)}", 1, sequence, -1, sequence - 1, slot, 0.0, lines)
+                    Report(self._node, 1, sequence, -1, sequence - 1, slot, 0.0, lines)
                 )
                 begun = time.perf_counter()
                 websocket.send(frame)
@@ -163,7 +164,7 @@ def is_well(target: Target) -> bool:
 
 
 quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 numbers = st.one_of(
     st.integers(),
@@ -268,29 +269,43 @@ HUGE = [
     ("16 MB of zeros", lambda: frame(bytes(16 << 20), 2), "headgate.v1"),
     ("16 MB of noise", lambda: frame(random.Random(1).randbytes(16 << 20), 2), "headgate.v1"),
     ("4 MB of empty lists", lambda: frame(b"[" + b"[]," * 1_300_000 + b"[]]", 1), ""),
-    ("many users, though not too many", lambda: frame(just_below(800_000), 1), ""),
+    ("many users, though not too many", lambda: frame(just_below(150_000), 1), ""),
     ("a length of 2**62", lambda: struct.pack("!BBQ", 0x82, 0xFF, 1 << 62) + HAND, "headgate.v1"),
-    ("many pings", lambda: frame(b"", 9) * 20_000, ""),
-    ("many empty frames", lambda: frame(b"", 1) * 20_000, ""),
+    ("many pings", lambda: frame(b"", 9) * 5_000, ""),
+    ("many empty frames", lambda: frame(b"", 1) * 5_000, ""),
 ]
 
 
-def test_huge_frames_hold_nobody_up_and_leave_nothing_in_memory(target: Target) -> None:
+def waits_of(target: Target, nonsense: Callable[[], object]) -> list[float]:
+    """How long a node that behaves waits for its answers meanwhile."""
+    with Witness(target.address) as witness:
+        end = time.monotonic() + 0.3
+        nonsense()
+        while time.monotonic() < end:
+            time.sleep(0.01)
+    return sorted(witness.waits)
+
+
+@pytest.mark.parametrize(
+    ("make", "subprotocol"),
+    [(make, subprotocol) for _, make, subprotocol in HUGE],
+    ids=[name for name, _, _ in HUGE],
+)
+def test_huge_frames_hold_nobody_up_and_leave_nothing_in_memory(
+    target: Target, make: Callable[[], bytes], subprotocol: str
+) -> None:
+    """The machine has other things to do: what it is late without us is taken off, and a second
+    try is allowed. A central that is held up is so each time."""
+    data = make()
+    target.throw(data, subprotocol)
     before = target.memory()
-    waits: dict[str, list[float]] = {}
-    for name, make, subprotocol in HUGE:
-        data = make()
-        with Witness(target.address) as witness:
-            time.sleep(0.05)
-            for _ in range(2):
-                target.throw(data, subprotocol)
-        waits[name] = sorted(witness.waits)
-    late = {
-        name: f"{each[-1]:.3f}" for name, each in waits.items() if each[-1] > 2 * ALLOWED_SECONDS
-    }
-    usual = {name: each[int(len(each) * 0.9)] for name, each in waits.items()}
-    # On a machine with other things to do one answer may be late by the scheduler's doing.
-    assert len(late) <= 1, late
-    assert all(wait < ALLOWED_SECONDS for wait in usual.values()), usual
-    assert target.memory() - before < 200 << 20
+    late = []
+    for _ in range(3):
+        usual = waits_of(target, lambda: None)
+        waits = waits_of(target, lambda: target.throw(data, subprotocol))
+        late.append(waits[-1] - usual[-1])
+        if late[-1] < ALLOWED_SECONDS:
+            break
+    assert late[-1] < ALLOWED_SECONDS, late
+    assert target.memory() - before < 100 << 20
     assert is_well(target)

@@ -26,7 +26,9 @@ import orjson
 from headgate.errors import ProtocolError
 from headgate.quota.central.connection import Connection
 from headgate.quota.central_state import CentralState
+from headgate.quota.protocol import ServiceQuota
 from headgate.quota.wire import Bounds
+from headgate.quota.wire.text import write_classic
 
 __all__ = ["ClassicBook", "InvalidMessage", "Parsed", "error", "parse"]
 
@@ -94,20 +96,10 @@ class ClassicBook:
         # A node whose clock is a little off gets the quota of the slot it means. One that is far
         # off gets ours, under the number it has for it.
         about = sent_in if abs(sent_in - slot) <= 1 else slot
-        quotas = ledger.quota(about, node)
-        key = str(sent_in + 1)
-        answer: dict[str, dict[str, dict[str, dict[str, float]]]] = {
-            service: {
-                key: {
-                    user: {resource: share.amount for resource, share in shares.items()}
-                    for user, shares in quota.users.items()
-                }
-            }
-            for service, quota in quotas.items()
-        }
+        quotas = dict(ledger.quota(about, node))
         for service in (*consumption, *rejection):
-            answer.setdefault(service, {key: {}})
-        return orjson.dumps(answer)
+            quotas.setdefault(service, ServiceQuota({}, {}))
+        return write_classic(quotas, sent_in + 1).encode()
 
     def _counts(self, what: str, message: Parsed) -> _Counts:
         services = _table(what, message.get(what, {}))

@@ -34,6 +34,7 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 BOOK = "quota/_book.pyx"
 HOST = "quota/_host.pyx"
 USER = "quota/_user.pxd"
+REPORTS = "quota/_report_book.pyx"
 
 
 class Mutant(NamedTuple):
@@ -145,9 +146,9 @@ MUTANTS = [
     ),
     Mutant(
         "what a lost report told is not told again",
-        "quota/report_book.py",
-        "made[acknowledged] = self._lines(acknowledged)",
-        "made[acknowledged] = self._lines(sequence - 1)",
+        REPORTS,
+        "lines = made[acknowledged] = self._lines(self._since(acknowledged), acknowledged)",
+        "lines = made[acknowledged] = self._lines(self._since(sequence - 1), sequence - 1)",
         "passing-by.toml",
         missed("unrecorded"),
     ),
@@ -198,6 +199,7 @@ MUTANTS = [
         TOO_MUCH_PASSED,
     ),
 ]
+COMPILED_WITH = {USER: HOST, "quota/_bucket.pxd": BOOK}
 BY_FAULT = {mutant.fault: mutant for mutant in MUTANTS}
 UNCHANGED = "nothing is wrong"
 
@@ -225,7 +227,7 @@ def make_copy(directory: Path, fault: str) -> Path:
     assert count == 1, f"{mutant.file} has this {count} times, expected once: {mutant.text}"
     path.write_text(source.replace(mutant.text, mutant.instead), encoding="utf-8")
     if path.suffix in (".pyx", ".pxd"):
-        compile_again(copy / (HOST if mutant.file == USER else BOOK), directory)
+        compile_again(copy / COMPILED_WITH.get(mutant.file, mutant.file), directory)
     return directory
 
 

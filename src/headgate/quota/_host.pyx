@@ -640,7 +640,11 @@ cdef object key_of_user(object user, uint64_t service, Key *key):
         raise TypeError(f"user must be a str, got {user!r}")
     if not user:
         raise ValueError(f"user must not be empty, got {user!r}")
-    kept = user.encode("utf-8", "surrogatepass")
+    try:
+        kept = user.encode()
+    except UnicodeEncodeError:
+        # No frame could carry it, and the reports of all others would wait behind it.
+        raise ValueError(f"user must be text that has UTF-8, got {user!r}") from None
     if len(kept) > LONGEST_USER:
         digest = hashlib.md5(kept, usedforsecurity=False).hexdigest()
         start = kept[: LONGEST_USER - 33].decode("utf-8", "ignore")

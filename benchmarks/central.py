@@ -12,6 +12,7 @@ The names of users and resources are known from the slot before: what a slot cos
 
 import gc
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -22,6 +23,7 @@ import orjson
 from benchmarks.classic import ClassicBook
 from benchmarks.harness import Row
 from benchmarks.quota import CAPACITY, NODES, RATE, RESOURCES, demand_of
+from benchmarks.thousand_nodes import measure
 from headgate.quota import Entry, Ledger
 from headgate.quota.protocol import Ask, Line, Quota, Report
 from headgate.quota.wire import CentralWire, NodeWire
@@ -83,6 +85,28 @@ def rows(users: int = 5_000) -> list[Row]:
     return [
         *(capacity(f"{kind}, {size}", ours[kind], peer, _GOALS[kind]) for kind in kinds),
         *(row for kind in kinds for row in stages(kind, ours[kind], peer)),
+        *connected(),
+    ]
+
+
+def connected(nodes: int = 1000, users: int = 100, slots: int = 25) -> list[Row]:
+    """A real central with real connections."""
+    with tempfile.TemporaryDirectory() as directory:
+        answers = measure(directory, nodes=nodes, users=users, slots=slots)
+    what = f"{nodes:,} connected nodes x {users} users, 1 s slots, central on one core, {slots} s"
+    last = answers.part(0.99)
+    return [
+        Row(
+            f"{what}: answers, p50 and p99",
+            f"{answers.part(0.5) * 1e3:.0f}, {last * 1e3:.0f} ms",
+            "",
+            None,
+            "",
+            "<= 100 ms",
+            last <= 0.1,
+        ),
+        Row(f"{what}: the central's core is busy", f"{answers.busy:.0%}", "", None, "", "", None),
+        Row(f"{what}: quotas missed", str(answers.missed), "", None, "", "0", answers.missed == 0),
     ]
 
 

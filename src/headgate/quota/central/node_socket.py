@@ -54,7 +54,6 @@ _MOST_BRACKETS = 250_000
 _LINGER_SECONDS = 2.0
 _PING_AFTER_SECONDS = 15.0
 _LOST_AFTER_SECONDS = 40.0
-_V1 = Subprotocol(SUBPROTOCOL)
 _CONTINUED = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 
 
@@ -104,9 +103,11 @@ class NodeSocket(asyncio.Protocol):
         self._websocket = ServerProtocol(
             max_size=frame_bytes,
             logger=_logger,
-            subprotocols=[_V1],
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
             # Left alone it refuses who asks for none.
-            select_subprotocol=lambda _, asked: _V1 if _V1 in asked else None,
+            select_subprotocol=lambda _, asked: next(
+                (name for name in asked if name == SUBPROTOCOL), None
+            ),
         )
         self._transport: asyncio.Transport
         self._address = "?"

@@ -1,6 +1,7 @@
 # cython: language_level=3
 """The accounts of a host's users as its reporter keeps them. See `_report_book.pyx`."""
 
+cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from headgate.quota._lines cimport Dictionary, PackedLines
@@ -25,6 +26,7 @@ cdef struct Total:
     uint8_t notes
     uint8_t resource
 
+@cython.final
 cdef class Account:
     cdef readonly str service
     cdef readonly str name
@@ -37,6 +39,7 @@ cdef class Account:
     cdef Total *total(self, int resource, double settled) noexcept
     cdef bint holds(self) noexcept
 
+@cython.final
 cdef class ReportBook:
     cdef readonly str node
     cdef readonly object boot

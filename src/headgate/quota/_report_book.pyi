@@ -1,9 +1,11 @@
 from collections.abc import Callable, Iterable
+from typing import final
 
 from headgate.quota.protocol import Report
 
 __all__ = ["Account", "ReportBook"]
 
+@final
 class Account:
     @property
     def service(self) -> str: ...
@@ -19,6 +21,7 @@ class Account:
     def changed_in(self) -> int: ...
     def __init__(self, service: str, name: str, service_number: int, key: bytes) -> None: ...
 
+@final
 class ReportBook:
     @property
     def node(self) -> str: ...

@@ -1,4 +1,4 @@
-# cython: language_level=3, cdivision=True
+# cython: language_level=3, cdivision=True, auto_pickle=False
 """Who knows what of a host's counters: sequences, acknowledgements, and the lines of a report.
 
 An `Account` is what was collected of a user from the shared memory, and of each of his totals who
@@ -34,7 +34,7 @@ cdef enum:
 cdef class Account:
     """One user of one service."""
 
-    def __cinit__(self, str service, str name, uint64_t service_number, bytes key):
+    def __init__(self, str service not None, str name not None, uint64_t service_number, bytes key not None):
         self.service = service
         self.name = name
         self.service_number = service_number

@@ -185,7 +185,7 @@ def test_what_does_not_fit_into_a_report_is_told_by_the_next(shared: str) -> Non
     host = Host("n1", ["front"], shared=shared, clock=clock)
     ledger = Ledger([Entry("front", "*", rates={"a": 1e9}, burst_seconds=1.0)])
     reporter = Reporter(host, ["c1"])
-    amounts = {name: 1.0 for name in "abcdefg"}
+    amounts = dict.fromkeys("abcdefg", 1.0)
     for number in range(15_000):
         host.consume("front", f"user-{number}", amounts)
     sizes = []

@@ -22,7 +22,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -294,15 +294,8 @@ class Fleet:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def begin(self, origin: float | None = None) -> None:
-        """When all workers are there, begin with the next slot but one, or at a given second."""
-        wait_for(
-            lambda: len(self.central.get("/api/nodes")["nodes"]) == len(self.nodes),
-            "all nodes are connected",
-        )
-        self.origin = origin or math.ceil(time.time()) + 1.0
-        for node in self.nodes:
-            node.begin(self.origin)
+    def begin(self) -> None:
+        begin_together(self)
 
     def restart(self, node: NodeProcesses) -> None:
         node.start()
@@ -338,7 +331,10 @@ class Fleet:
         """All that was admitted and refused to a user, on all nodes."""
         tallies = [tally for node in self.nodes for tally in node.tallies]
         admitted, refused = (
-            [sum(bins) for bins in zip(*(one.bins(user, admitted=kind) for one in tallies))]
+            [
+                sum(bins)
+                for bins in zip(*(one.bins(user, admitted=kind) for one in tallies), strict=True)
+            ]
             for kind in (True, False)
         )
         return Course(user, admitted, refused)
@@ -398,19 +394,24 @@ def _of_one_worker(traffic: Traffic, workers: int) -> dict:
     return one | {"service": FRONT, "rate": traffic.rate / workers, "spans": spans}
 
 
-def toml(*limits: tuple[str, float], burst_seconds: float = 0.0) -> str:
-    """A limits file: requests per second of users."""
+def toml(*limits: tuple[str, float, float]) -> str:
+    """A limits file: users, their requests per second, and their burst in seconds."""
     return "\n".join(
         f'[[limit]]\nservice = "{FRONT}"\nuser = "{user}"\n'
         f"burst_seconds = {burst_seconds}\nrequests = {rate}\n"
-        for user, rate in limits
+        for user, rate, burst_seconds in limits
     )
 
 
-@contextlib.contextmanager
-def side_by_side(*fleets: Fleet) -> Iterator[None]:
-    """Several stories at the same time, on one clock."""
-    with contextlib.ExitStack() as stack:
-        for fleet in fleets:
-            stack.enter_context(fleet)
-        yield
+def begin_together(*fleets: Fleet) -> None:
+    """When all workers of all fleets are there, begin with the next slot but one, on one clock."""
+    for fleet in fleets:
+        wait_for(
+            lambda fleet=fleet: len(fleet.central.get("/api/nodes")["nodes"]) == len(fleet.nodes),
+            "all nodes are connected",
+        )
+    origin = math.ceil(time.time()) + 1.0
+    for fleet in fleets:
+        fleet.origin = origin
+        for node in fleet.nodes:
+            node.begin(origin)

@@ -269,18 +269,74 @@ def centrals() -> Iterator[dict[str, Outcome]]:
         }
 
 
-def test_show(centrals):
-    for n, r in centrals.items():
-        print(n, r.at, r.recorded)
-        for c in r.courses.values():
-            print("  ", c.total(), c)
-        c = r.courses["held"]
-        print(
-            "over1",
-            c.over(1, HELD, 8, 32),
-            "over10",
-            c.over(10, HELD, 8, 32),
-            "under",
-            c.under(HELD, 8, 32),
-        )
-    assert 0
+AWAY = ["with state", "without", "cut"]
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_no_slot_is_without_a_limit_while_the_central_is_away(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    held = centrals[name].courses["held"]
+    assert held.most(1, WARM, CENTRAL_SECONDS) <= 2.05 * HELD, held
+    # Beyond ten slots' shares, the one of a slot in which nobody was paced.
+    assert held.over(10, HELD, WARM, CENTRAL_SECONDS) <= 0.1, held
+
+
+def test_nodes_that_hear_nothing_go_on_with_leases_and_then_with_safe_shares(
+    centrals: dict[str, Outcome],
+) -> None:
+    held = centrals["cut"].courses["held"]
+    for admitted in slots_between(held, CUT, MENDED):
+        assert 0.95 * HELD <= admitted <= 1.05 * HELD, held
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_all_is_normal_five_slots_after_the_central_is_back(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    run = centrals[name]
+    held, normal = run.courses["held"], run.at["up"] + 5
+    if name == "without":
+        # It knows of no refill before its time, so what was consumed while it was away is a debt.
+        normal += run.at["up"] - STOPPED
+    slots = slots_between(held, normal, CENTRAL_SECONDS)
+    assert len(slots) >= 3, (normal, held)  # it did come back in time to be seen
+    for admitted in slots:
+        assert 0.95 * HELD <= admitted <= 1.1 * HELD, (run.at, held)
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_who_is_within_his_limit_hardly_notices(centrals: dict[str, Outcome], name: str) -> None:
+    modest = centrals[name].courses["modest"]
+    demand = modest.demand(WARM, CENTRAL_SECONDS)
+    tolerated = 0.05 if name == "without" else 0.02  # an empty bucket, for a slot or two
+    assert demand - modest.total(WARM, CENTRAL_SECONDS) <= tolerated * demand, modest
+
+
+@pytest.mark.parametrize("name", ["with state", "cut"])
+def test_a_debt_is_remembered(centrals: dict[str, Outcome], name: str) -> None:
+    """He took more in his first seconds than he may in a minute: each request cost him 300."""
+    debtor = centrals[name].courses["debtor"]
+    assert debtor.total() > 0, debtor
+    assert debtor.total(WARM, CENTRAL_SECONDS) == 0, debtor
+
+
+@pytest.mark.parametrize("name", ["with state", "cut"])
+def test_all_that_was_admitted_meanwhile_is_booked_once(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    run = centrals[name]
+    for user, cost in (("held", 1.0), ("modest", 1.0), ("debtor", 300.0)):
+        course = run.courses[user]
+        assert run.recorded[user] == cost * course.total(), (run.recorded, course)
+
+
+def test_a_central_that_knows_nothing_books_what_none_before_it_has_acknowledged(
+    centrals: dict[str, Outcome],
+) -> None:
+    run = centrals["without"]
+    for user in ("held", "modest"):
+        course = run.courses[user]
+        # Reports are of whole slots; the last one may have been on its way.
+        least, most = (course.total(second) for second in (STOPPED + 0.7, STOPPED - 1.3))
+        assert least <= run.recorded[user] <= most, (run.recorded, course)

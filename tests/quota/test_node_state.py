@@ -105,7 +105,7 @@ def _flat(lines: dict[str, dict[str, dict[str, Line]]]) -> dict[str, float]:
 @pytest.mark.parametrize(("nodes", "slots_each"), [(64, 60), (20, 1)])
 def test_a_small_limit_lives_on_nodes_that_are_on_their_own(nodes: int, slots_each: int) -> None:
     """One per minute on 64 nodes, one per second on 20: no central, only safe shares."""
-    fleet = [_node(f"node-{number}") for number in range(nodes)]
+    fleet = [_node(f"node-{number}", max_users=16) for number in range(nodes)]
     share = Share(0.0, 1 / slots_each / nodes)
     for node in fleet:
         node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": share}}, time=1000.0))

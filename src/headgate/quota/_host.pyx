@@ -319,12 +319,12 @@ cdef class Host:
             if PyFloat_CheckExact(<object> given):
                 amount = PyFloat_AS_DOUBLE(<object> given)
             elif PyLong_CheckExact(<object> given):
-                amount = PyLong_AsDouble(<object> given)
+                amount = of_whole(<object> given)
             else:
                 amounts_of(what, amounts)  # tells what is wrong with it
                 amount = float(<object> given)
             if not 0.0 <= amount < INFINITY:
-                amounts_of(what, amounts)
+                raise bad_amount(what, <object> given, <object> resource)
             costs.resource[costs.count] = <uint8_t> self.head.resource(<object> resource)
             costs.amount[costs.count] = amount
             costs.count += 1
@@ -640,7 +640,11 @@ cdef object key_of_user(object user, uint64_t service, Key *key):
         raise TypeError(f"user must be a str, got {user!r}")
     if not user:
         raise ValueError(f"user must not be empty, got {user!r}")
-    kept = user.encode("utf-8", "surrogatepass")
+    try:
+        kept = user.encode()
+    except UnicodeEncodeError:
+        # No frame could carry it, and the reports of all others would wait behind it.
+        raise ValueError(f"user must be text that has UTF-8, got {user!r}") from None
     if len(kept) > LONGEST_USER:
         digest = hashlib.md5(kept, usedforsecurity=False).hexdigest()
         start = kept[: LONGEST_USER - 33].decode("utf-8", "ignore")
@@ -670,8 +674,20 @@ cdef dict amounts_of(str what, object amounts):
         if not resource:
             raise ValueError(f"a resource of {what} must not be empty, got {resource!r}")
         if not isinstance(amount, int | float) or not 0.0 <= amount < INFINITY:
-            raise ValueError(f"{what} must be finite amounts from 0 up, got {amount!r} for {resource!r}")
+            raise bad_amount(what, amount, resource)
     return checked
+
+
+cdef double of_whole(object number):
+    """An int as a float; infinite when it is too large for one."""
+    try:
+        return PyLong_AsDouble(number)
+    except OverflowError:
+        return INFINITY
+
+
+cdef object bad_amount(str what, object amount, object resource):
+    return ValueError(f"{what} must be finite amounts from 0 up, got {amount!r} for {resource!r}")
 
 
 def default_name(node_id):

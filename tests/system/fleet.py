@@ -340,7 +340,7 @@ class Fleet:
         return Course(user, admitted, refused)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Course:
     """How it went for a user: admitted and refused requests in each bin of the story."""
 
@@ -376,7 +376,7 @@ class Course:
         end = min(end, math.ceil((last + 1) * BIN_SECONDS))
         return [self.total(second, second + 1) for second in range(int(begin), int(end))]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         refused = [
             sum(self.refused[second * PER_SECOND : (second + 1) * PER_SECOND])
             for second in range(len(self.seconds()))

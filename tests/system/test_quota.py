@@ -146,7 +146,7 @@ def test_what_is_booked_is_what_was_admitted(calm: dict[str, Outcome]) -> None:
 
 NODES_SECONDS = 34.0
 HARMED = 100.0
-HARMED_BURST = 2.0
+HARMED_BURST = 0.0
 REPORTER_KILLED, FROZEN, THAWED, KILLED, RESTARTED = 6.3, 10.3, 16.3, 22.3, 28.3
 
 
@@ -192,9 +192,9 @@ def test_the_share_of_a_node_that_is_gone_goes_to_the_others_in_three_slots(
     harmed = nodes.courses["harmed"]
     for admitted in slots_between(harmed, gone + 3, back):
         assert 0.95 * HARMED <= admitted <= 1.05 * HARMED, harmed
-    # Before that, the three others have what they had.
+    # Before that the three others have what they had, less what is kept for the one that is gone.
     for admitted in slots_between(harmed, gone, gone + 3):
-        assert admitted >= 0.7 * HARMED, harmed
+        assert admitted >= 0.5 * HARMED, harmed
 
 
 @pytest.mark.parametrize("back", [THAWED, RESTARTED], ids=["thawed", "restarted"])
@@ -202,8 +202,8 @@ def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, back: float)
     harmed = nodes.courses["harmed"]
     end = back + 5.5
     assert harmed.most(1, back - 1, end) <= 2.05 * HARMED, harmed
-    # What it was promised and did not use is free again, and so is the burst.
-    saved = HARMED_BURST * HARMED
+    # What it was promised and did not use is free again; a bucket holds a slot's refill at least.
+    saved = max(HARMED_BURST, 1.0) * HARMED
     assert harmed.total(back, end) <= 1.05 * HARMED * (end - back) + saved, harmed
     for admitted in slots_between(harmed, back + 3, end):
         assert 0.95 * HARMED <= admitted <= 1.1 * HARMED, harmed
@@ -225,7 +225,7 @@ def test_nothing_that_a_killed_worker_let_through_is_lost_or_booked_twice(nodes:
 
 CENTRAL_SECONDS = 32.0
 HELD = 100.0
-HELD_BURST = 2.0
+HELD_BURST = 0.0
 STOPPED = 14.3  # late enough that the state of the running traffic is in the file of the killed one
 CUT, MENDED = 8.3, 18.3
 

@@ -28,7 +28,7 @@ from headgate.demo.worker import node_name
 __all__ = ["LEAST_SECONDS", "EndMark", "NodeView", "QuotaDemo", "end_mark", "report"]
 
 LEAST_SECONDS = 10  # what is left after the warm-up is enough to judge
-_STEP = 0.1
+_STEP = 0.2
 _LATE = 0.3  # seconds after which a worker has counted what it called
 
 
@@ -126,7 +126,7 @@ class QuotaDemo:
         return [self._node(number) for number in range(NODES)]
 
     def run(self, seconds: float | None, show: Callable[[], object] = lambda: None) -> None:
-        """So many seconds, or until the mark is set; `show` is called ten times a second."""
+        """So many seconds, or until the mark is set; `show` is called five times a second."""
         while not self._mark.is_set() and (seconds is None or self.recorded < seconds):
             self.step(time.monotonic())
             show()

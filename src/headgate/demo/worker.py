@@ -100,9 +100,7 @@ def main(argv: list[str] | None = None) -> None:
             if caller is not None:
                 caller.call(now)
             elif (begin := _begin(folder)) is not None:
-                caller = Caller(
-                    node, tally, place=place, worker=worker, begin=begin
-                )
+                caller = Caller(node, tally, place=place, worker=worker, begin=begin)
             time.sleep(_TICK)
 
 

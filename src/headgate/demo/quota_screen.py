@@ -33,17 +33,17 @@ def frame(demo: QuotaDemo, seconds: float | None, width: int, bars: str, headgat
     title = "headgate demo"
     time = f"{demo.recorded} {'' if seconds is None else f'of {seconds:g} '}s, Ctrl-C ends it"
     below, above = range(1, AT_LIMIT + 1), range(AT_LIMIT + 1, len(bars))
+    bars_head = f"admitted in the last {bar_width} s"[:bar_width]
     heads = f"{'asked':>7}{'admitted':>10}{'refused':>9}  held?"
     lines = [
         f"[bold]{title}[/]{time.rjust(width - len(title))}",
-        f"[dim]Each user has one limit on all nodes:[/] {draw(below, bars)} [dim]up to it,[/] "
-        f"{draw(above, bars)} [dim]above it: saved up before.[/]",
+        f"[dim]One limit for each user, on all nodes together:[/] {draw(below, bars)} "
+        f"[dim]up to it,[/] {draw(above, bars)} [dim]saved up[/]",
         "",
         _central(demo),
         *(_node(node) for node in demo.nodes()),
         "",
-        f"[dim]{'user':8}{'limit':7} {f'admitted in the last {bar_width} s'[:bar_width]:{bar_width}}"
-        f"{heads}[/]",
+        f"[dim]{'user':8}{'limit':7} {bars_head:{bar_width}}{heads}[/]",
     ]
     for user in USERS:
         lines.append(_user(demo.record, user, bar_width, bars))

@@ -11,6 +11,7 @@ the fleet. `open` may be told to stop at any point: what is there until then is 
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,7 @@ _STOP_TIMEOUT = 5.0
 _LOOK_EVERY = 0.02
 _MEMORY = Path("/dev/shm")
 _MEMORY_NEEDED = 64 << 20  # bytes
-_LISTENS = " listens on "
+_LISTENS = re.compile(r"^headgate central .* listens on (\S+)\n", re.MULTILINE)
 
 
 class Ended(HeadgateError):
@@ -72,7 +73,8 @@ class Fleet:
 
     def __init__(self, is_ending: Callable[[], bool]) -> None:
         self._is_ending = is_ending
-        self.folder = Path(tempfile.mkdtemp(prefix="headgate-demo-", dir=_place()))
+        prefix = f"headgate-demo-{os.getpid()}-"
+        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_place()))
         self.url = ""
         self.begin = 0.0  # monotonic time of the first call
         self.central = _Process("central", [])
@@ -160,11 +162,13 @@ class Fleet:
         self._start(self.central)
         log = self._log(self.central)
         try:
-            self._wait([self.central], lambda: _LISTENS in log.read_text())
+            self._wait([self.central], lambda: _LISTENS.search(log.read_text()) is not None)
         except Unavailable:
+            self._stop([self.central])
             return False
-        line = next(line for line in log.read_text().splitlines() if _LISTENS in line)
-        self.url = line.partition(_LISTENS)[2].split()[0].rstrip(",")
+        listens = _LISTENS.search(log.read_text())
+        assert listens is not None
+        self.url = listens[1]
         return True
 
     def _central_command(self, port: int) -> list[str]:

@@ -15,15 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 from headgate.cli import main
-from headgate.demo import fleet, quota_command
+from headgate.demo import quota_command
 from headgate.demo.bars import BLOCKS
 from headgate.demo.quota_record import WARM_UP, Record, Second, judge
 from headgate.demo.quota_users import NODES, SERVICE, USERS, WORKERS, User
@@ -66,20 +66,22 @@ def processes_of(demo: int) -> list[str]:
 class Seen:
     code: int
     told: dict[str, Any]
-    screen: str  # all frames, one after the other
-    pasted: str  # the command that was taken from the screen
+    frames: list[str]
+    pasted: list[str]  # the commands that were taken from the screen
 
     def user(self, user: User) -> dict[str, Any]:
         return next(told for told in self.told["users"] if told["user"] == user.name)
 
 
-def plain(terminal: str) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal)
+def frames_in(terminal: str) -> list[str]:
+    """The screens that were drawn one after the other, as plain text."""
+    drawn = terminal.partition("\x1b[?1049l")[0].split("\x1b[H")
+    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame) for frame in drawn if "user" in frame]
 
 
 @pytest.fixture(scope="module")
-def seen() -> Iterator[Seen]:
-    """17 seconds; after 8 of them a command from the screen gives greedy 400 instead of 200."""
+def seen() -> Seen:
+    """15 seconds; after 7 of them a command from the screen gives greedy 400 instead of 200."""
     terminal, printed = io.StringIO(), io.StringIO()
     console = Console(
         file=terminal, force_terminal=True, width=80, height=24, _environ={"TERM": "xterm"}
@@ -87,18 +89,20 @@ def seen() -> Iterator[Seen]:
     pasted: list[str] = []
 
     def paste() -> None:
-        wait_for(lambda: "8 of 17 s" in terminal.getvalue())
-        found = re.findall(r"another limit +(.*(?:\\\s+.*)?)", plain(terminal.getvalue()))
-        command = " ".join(found[-1].replace("\\", " ").split()).replace("=200", "=400")
-        subprocess.run(command, shell=True, check=True, capture_output=True)
-        pasted.append(command)
+        wait_for(lambda: "7 of 15 s" in terminal.getvalue())
+        screen = frames_in(terminal.getvalue())[-1]
+        for command in (r"\S+ limits set .*(?:\\\s+.*)?", r"kill -9 .*# the other worker.*"):
+            found = re.search(command, screen)
+            assert found is not None
+            pasted.append(found[0])
+            subprocess.run(found[0], shell=True, check=True, capture_output=True)
 
     person = threading.Thread(target=paste)
     person.start()
     with contextlib.redirect_stdout(printed):
-        code = quota_command.run(17.0, as_json=True, console=console, bars=BLOCKS)
+        code = quota_command.run(15.0, as_json=True, console=console, bars=BLOCKS)
     person.join()
-    yield Seen(code, json.loads(printed.getvalue()), plain(terminal.getvalue()), pasted[0])
+    return Seen(code, json.loads(printed.getvalue()), frames_in(terminal.getvalue()), pasted)
 
 
 def test_every_user_is_held_to_his_limit(seen: Seen) -> None:
@@ -110,35 +114,43 @@ def test_every_user_is_held_to_his_limit(seen: Seen) -> None:
 
 def test_the_report_adds_up(seen: Seen) -> None:
     assert seen.told["demo"] == "quota"
-    assert seen.told["seconds"] == 17
+    assert seen.told["seconds"] == 15
     assert seen.told["ended_by"] is None
     assert seen.told["central"]["role"] == "active"
     assert [node["state"] for node in seen.told["nodes"]] == ["fresh"] * NODES
     for user in seen.told["users"]:
         assert user["asked"] == user["admitted"] + user["refused"]
         assert user["asked"] == sum(user["per_second"]["asked"])
-        assert len(user["per_second"]["limit"]) == 17
+        assert len(user["per_second"]["limit"]) == 15
 
 
 def test_the_traffic_is_as_it_is_told(seen: Seen) -> None:
-    asked = {user["user"]: user["asked"] / 17 for user in seen.told["users"]}
+    asked = {user["user"]: user["asked"] / 15 for user in seen.told["users"]}
     # A worker that the machine holds up for long makes fewer calls.
     assert asked == pytest.approx(
-        {"steady": 80, "greedy": 600, "bursty": 79, "hopper": 500}, rel=0.1
+        {"steady": 80, "greedy": 600, "bursty": 60, "hopper": 500}, rel=0.1
     )
 
 
 def test_a_command_pasted_from_the_screen_changes_the_limit(seen: Seen) -> None:
-    assert f"limits set {SERVICE} greedy requests=400" in seen.pasted
+    assert f"limits set {SERVICE} greedy requests=400" in seen.pasted[0]
     per_second = seen.user(GREEDY)["per_second"]
     assert per_second["limit"][WARM_UP] == 200.0
     assert per_second["limit"][-1] == 400.0
     assert per_second["admitted"][WARM_UP] < 300 < per_second["admitted"][-1]
-    assert " 400/s " in seen.screen
+    assert re.search(r"greedy +400/s", seen.frames[-1])
+
+
+def test_a_worker_that_is_killed_is_replaced_and_another_reports(seen: Seen) -> None:
+    victim = seen.pasted[1].split()[2]
+    assert f"{victim} (reports)" in seen.frames[0] or f"{victim} (reports)" in seen.frames[30]
+    assert victim not in seen.frames[-1]
+    assert [node["restarts"] for node in seen.told["nodes"]] == [1, 0, 0]
+    assert re.search(r"node-1 .*1 to be started again", "".join(seen.frames))
 
 
 def test_the_screen_has_all_of_it_and_what_to_try(seen: Seen) -> None:
-    last = seen.screen[seen.screen.rindex("headgate demo ") :]
+    last = seen.frames[-1]
     for user in USERS:
         assert re.search(rf"{user.name} .*\d+/s .*yes", last)
         assert user.about in last
@@ -148,11 +160,13 @@ def test_the_screen_has_all_of_it_and_what_to_try(seen: Seen) -> None:
         assert re.search(command, last)
 
 
-def test_the_screen_fits_into_80_columns_and_24_lines(seen: Seen) -> None:
-    frames = seen.screen.split("headgate demo ")[1:]
-    for frame in frames:
-        assert len(frame.splitlines()) <= 24
-    assert max(len(line) for line in seen.screen.splitlines()) <= 80
+def test_nothing_is_cut_off_at_80_columns_and_24_lines(seen: Seen) -> None:
+    last = seen.frames[-1].splitlines()
+    assert len(last) <= 24
+    assert max(len(line.rstrip()) for line in last) <= 80
+    assert last[0].endswith("Ctrl-C ends it")
+    assert last[1].rstrip().endswith("saved up")
+    assert re.search(r"kill -9 \d+ +# it is started again$", "\n".join(last).rstrip())
 
 
 def test_nothing_is_left_behind(seen: Seen) -> None:
@@ -234,35 +248,12 @@ def test_when_the_demo_is_killed_its_processes_end_too() -> None:
         folder.rmdir()
 
 
-def test_who_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "RESTART_AFTER", 0.0)
-    one = fleet.Fleet(lambda: False)
-    try:
-        one.open()
-        victims = [one.central, one.workers[0, 0]]
-        before = [victim.pid for victim in victims]
-        for pid in before:
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-
-        def are_back() -> bool:
-            one.tend(time.monotonic())
-            return one.workers[0, 0].pid in [each.pid for each in one.standing(0)]
-
-        wait_for(are_back)
-        assert [victim.restarts for victim in victims] == [1, 1]
-        assert not set(before) & {victim.pid for victim in victims}
-    finally:
-        one.close()
-    assert not one.folder.exists()
-
-
 def test_a_fleet_that_cannot_start_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(fleet, "RESOURCE", "")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     assert main(["demo", "--json"]) == 1
-    assert "headgate demo: " in capsys.readouterr().err
+    assert "headgate demo: the central did not start" in capsys.readouterr().err
     assert folders_of(os.getpid()) == []
 
 
@@ -302,8 +293,8 @@ def measured(user: User, seconds: list[Second]) -> dict[str, float]:
         (GREEDY, [200, 150, 200, 260], 0.05, -0.012),
         (GREEDY, [0, 0, 400, 401], 1.005, -0.001),  # but no more than the burst
         (GREEDY, [100] * 4, 0.0, 0.5),
-        (BURSTY, [450, 50, 0, 0], 0.0, -1.5),  # 8 s of 50 are saved, and 50 come in
-        (BURSTY, [460, 0], 0.2, -3.6),
+        (BURSTY, [550, 50, 0, 0], 0.0, -2.0),  # 10 s of 50 are saved, and 50 come in
+        (BURSTY, [560, 0], 0.2, -4.6),
     ],
 )
 def test_a_second_is_held_against_a_bucket_of_the_limit(
@@ -326,11 +317,17 @@ def test_the_warm_up_is_not_judged() -> None:
 
 
 def test_seconds_near_a_change_of_the_limit_are_not_judged() -> None:
-    admitted = [200, 200, 400, 300, 0, 900, 400, 400]
+    admitted = [200, 200, 600, 300, 0, 900, 400, 400, 420]
     seconds = seconds_of(GREEDY, admitted, limits={4: 400.0})
-    assert measured(GREEDY, seconds) == {"over_second": 1.25, "under": -0.5}
-    seconds = seconds_of(GREEDY, admitted[:5], limits={4: 400.0})
-    assert measured(GREEDY, seconds) == {"over_second": 0.0, "under": 0.0}
+    assert measured(GREEDY, seconds[:-1]) == {"over_second": 0.0, "under": 0.0}
+    assert measured(GREEDY, seconds) == {"over_second": 0.05, "under": -0.017}
+
+
+def test_after_another_burst_was_set_the_bucket_may_be_full() -> None:
+    before = seconds_of(GREEDY, [200] * 4)
+    after = [Second(9 + index, 200.0, 3.0, 900, 200) for index in range(4)]
+    assert measured(GREEDY, [*before, *after, Second(13, 200.0, 3.0, 900, 800)])["over_second"] == 0
+    assert measured(GREEDY, [*before, *after, Second(13, 200.0, 3.0, 900, 801)])["over_second"] > 0
 
 
 def test_a_user_without_a_limit_is_not_judged() -> None:
@@ -391,18 +388,14 @@ def test_the_mean_of_what_a_user_asks_for_is_what_the_screen_says(user: User) ->
     moments = [0.05 * step for step in range(int(17.4 * 6 / 0.05))]
     total = sum(user.rate(node, t) for t in moments for node in range(NODES)) / len(moments)
     expected = {"steady": 80.0, "greedy": 600.0, "bursty": 75.0, "hopper": 500.0}
-    assert total == pytest.approx(expected[user.name], rel=0.02)
+    assert total == pytest.approx(expected[user.name], rel=0.05)
 
 
 def test_the_hopper_is_at_one_node_for_one_to_three_seconds() -> None:
     places = [
         next(node for node in range(NODES) if HOPPER.rate(node, 0.1 * step)) for step in range(348)
     ]
-    stays = [len(list(stay)) / 10 for _, stay in __import__("itertools").groupby(places)]
+    stays = [len(list(stay)) / 10 for _, stay in groupby(places)]
     assert set(places) == set(range(NODES))
-    assert 0.9 <= min(stays)
+    assert min(stays) >= 0.9
     assert max(stays) <= 3.1
-
-
-def test_markup_of_the_screen_is_rich_s_own() -> None:
-    assert Text.from_markup("[bold]x[/]").plain == "x"

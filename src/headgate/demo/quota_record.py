@@ -7,9 +7,10 @@ nodes together. Amounts are requests.
 What is measured, over the seconds that are judged:
 
     over_second   A bucket runs beside him: it gains the limit in each second, keeps at most the
-                  burst, and begins empty (full for a user who saves). The most that any one
-                  second admitted beyond what was in it, over the limit. A second above the limit
-                  is right if he had left as much unused before, and only then.
+                  burst, and begins empty (full for a user who saves, or whose burst was changed
+                  under way). The most that any one second admitted beyond what was in it, over
+                  the limit. A second above the limit is right if he had left as much unused
+                  before, and only then.
     over_run      admitted over (the limit times the seconds, and one burst), minus 1
     under         1 minus admitted over min(asked, limit), each summed
 
@@ -92,23 +93,25 @@ def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
     """All checks of a user who has goals for them; empty if there is nothing to judge."""
     admitted = allowed = covered = over_second = burst = 0.0
     level: float | None = None
-    is_empty = True
+    burst_seconds: float | None = None
     for second, is_judged in zip(seconds, _judged(seconds), strict=True):
         limit = second.limit
         if limit is None or not is_judged:
             level = None
             continue
-        is_empty = False
         burst = limit * second.burst_seconds
         if level is None:
-            level = burst if user.saves else 0.0
+            # A bucket that is made larger stays as full as it was; how full is not known here.
+            is_new = burst_seconds not in (None, second.burst_seconds)
+            level = burst if user.saves or is_new else 0.0
+        burst_seconds = second.burst_seconds
         left = level + limit - second.admitted
         over_second = max(over_second, _part(-left, limit))
         level = min(max(left, 0.0), burst)
         admitted += second.admitted
         allowed += limit
         covered += min(second.asked, limit)
-    if is_empty:
+    if burst_seconds is None:
         return []
     goals = user.goals
     checks = (

@@ -49,9 +49,7 @@ def frame(demo: QuotaDemo, seconds: float | None, width: int, bars: str, headgat
         lines.append(_user(demo.record, user, bar_width, bars))
         lines.append(f"[dim]  {user.about}[/]")
     lines += ["", "[bold]Try in another terminal:[/]"]
-    for what, words in commands(demo, headgate):
-        lines.append(f"[dim]{what:19}[/]{words[0]}")
-        lines += [f"{'':21}{word}" for word in words[1:]]
+    lines += [f"  {line}" for line in commands(demo, headgate)]
     return "\n".join(lines)
 
 
@@ -106,21 +104,23 @@ def _verdict(checks: Sequence[Check]) -> str:
     return "[green]yes[/]" if broken is None else f"[red]no: {broken.name.partition('_')[0]}[/]"
 
 
-def commands(demo: QuotaDemo, headgate: str) -> list[tuple[str, list[str]]]:
-    """What to try, and the command for it, ready to be pasted; a long one has several lines."""
+def commands(demo: QuotaDemo, headgate: str) -> list[str]:
+    """What to try, as lines that can be pasted."""
+    setting = f"{headgate} limits set {SERVICE} greedy requests=400 --burst-seconds 1"
+    tries = [setting] if demo.url == _USUAL_URL else [f"{setting} \\", f"  --url {demo.url}"]
     first = demo.nodes()[0]
     worker = first.reporter or next(iter(first.workers), None)
-    setting = [f"{headgate} limits set {SERVICE} greedy requests=400"]
-    if demo.url != _USUAL_URL:
-        setting = [f"{setting[0]} \\", f"--url {demo.url}"]
-    tries = [("another limit", setting)]
     if worker is not None:
-        tries.append(("kill a reporter", [f"kill -9 {worker}"]))
+        tries.append(_explained(f"kill -9 {worker}", "the other worker reports"))
     if demo.central_pid is not None:
         stop, go_on = f"kill -STOP {demo.central_pid}", f"kill -CONT {demo.central_pid}"
-        tries.append(("freeze the central", [f"{stop}; sleep 8; {go_on}"]))
-        tries.append(("kill the central", [f"kill -9 {demo.central_pid}"]))
+        tries.append(_explained(f"{stop}; sleep 8; {go_on}", "the nodes go on"))
+        tries.append(_explained(f"kill -9 {demo.central_pid}", "it is started again"))
     return tries
+
+
+def _explained(words: str, what: str) -> str:
+    return f"{words:50} [dim]# {what}[/]"
 
 
 def command() -> str:

@@ -4,7 +4,7 @@ The traffic has no chance in it: the calls per second of a user at a node are a 
 seconds since the traffic began. The workers of a node share them evenly.
 
 Limits are requests per second. `burst_seconds` is how much of the limit may be saved up: one
-second for those whose traffic is even, so that every second can be held to the limit.
+second for those whose traffic is even, so that the limit can be seen in every second.
 """
 
 from bisect import bisect_right
@@ -84,7 +84,7 @@ USERS = (
         "bursty",
         "is quiet, then asks for 450 within 1.5 s: what he has saved up helps him",
         limit=50.0,
-        burst_seconds=8.0,
+        burst_seconds=10.0,
         rate=_bursts,
         goals=Goals(over_second=0.05, over_run=None, under=0.05),
         saves=True,

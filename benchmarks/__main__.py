@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.harness import report
 
-PARTS = ["limits", "shared", "redis", "integrations", "quota"]
+PARTS = ["limits", "shared", "redis", "integrations", "quota", "node", "central"]
 
 
 def main(names: list[str]) -> int:

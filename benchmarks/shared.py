@@ -5,14 +5,12 @@ time is taken on the wall; so is ours beside it.
 """
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pyrate_limiter
 
 from benchmarks.harness import ROUNDS, Row, compare
-from benchmarks.rows import call, empty, slower
+from benchmarks.rows import call, empty, slower, two_processes
 from headgate import SharedKeyed, SharedTable
 
 NOTES = (
@@ -41,7 +39,8 @@ print(2_000_000 / (time.perf_counter() - start))
 def rows() -> list[Row]:
     name = f"bench-{os.getpid()}"
     try:
-        return [*decisions(name), *two_processes(name)]
+        together = two_processes("SharedKeyed", LOOP, name, 1.7)
+        return [*decisions(name), *together]
     finally:
         SharedKeyed.unlink(name)
         SharedTable.unlink(f"{name}-table")
@@ -75,48 +74,6 @@ def decisions(name: str) -> list[Row]:
         slower("SharedKeyed.check(key), a full Decision", check, "empty", None, "empty method"),
         slower("SharedTable.incr(key)", incr, "empty", None, "empty method"),
     ]
-
-
-def two_processes(name: str) -> list[Row]:
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    if len(cores) < 2:
-        return []
-    one = two = 0.0
-    for _ in range(5):
-        one = max(one, calls_per_second(name, cores[:1]))
-        two = max(two, calls_per_second(name, cores))
-    return [
-        Row(
-            "SharedKeyed, two processes on two cores, different keys",
-            f"{two / 1e6:.1f} M/s",
-            f"{one / 1e6:.1f} M/s (one process)",
-            two / one,
-            f"{two / one:.2f} x",
-            ">= 1.7 x",
-            two >= 1.7 * one,
-        )
-    ]
-
-
-def calls_per_second(name: str, cores: list[int]) -> float:
-    """Of one process on each core together, all asking at the same time."""
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", LOOP, name, f"user:{core}", str(core)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for core in cores
-    ]
-    for process in running:
-        assert process.stdout is not None
-        process.stdout.readline()
-    for process in running:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    return sum(float(process.communicate()[0]) for process in running)
 
 
 def pyrate_peer() -> Any:

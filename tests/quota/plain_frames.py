@@ -1,4 +1,6 @@
-"""Binary frames in plain Python: the format as docs/protocol.md tells it.
+"""Binary frames once more, in plain Python, as docs/protocol.md tells them.
+
+The tests let it read what the compiled one has written, and the other way round.
 
 Numbers are little-endian. A frame begins with its kind and its flags; a name is a byte with its
 length and so many bytes of UTF-8. Each direction of a connection has a dictionary: an *entry* is
@@ -34,10 +36,6 @@ HAS_NUMBER = 1  # of a line: else it is the entry after the one before
 CONSUMED_REAL = 2
 SETTLED_ALL, SETTLED_WHOLE, SETTLED_REAL = 4, 8, 12  # 0: nothing
 HAS_REJECTED, HAS_REQUESTS, HAS_HELD = 16, 32, 64
-
-# A dictionary begins anew when it has more than so many entries for each one that is in use.
-_SPARSE = 4
-_FEW = 1000
 
 Entry = tuple[str, str, str]
 
@@ -282,8 +280,7 @@ class FrameWriter:
         users = _changes(new)
         anew = 0
         if (
-            len(numbers) + len(new) > max(_FEW, _SPARSE * len(used))
-            or len(numbers) + len(new) > self._bounds.entries
+            len(numbers) + len(new) > self._bounds.entries
             or self._users + users > self._bounds.users
         ):
             numbers.clear()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from headgate.errors import ProtocolError
 from headgate.quota.node_state import NodeState
 from headgate.quota.protocol import Ack, Line, Quota, Report, ServiceQuota, Share
-from headgate.quota.report_book import Total
 from headgate.quota.throttled import Throttled
 
 _CENTRALS = ("c1", "c2")
@@ -105,7 +104,7 @@ def _flat(lines: dict[str, dict[str, dict[str, Line]]]) -> dict[str, float]:
 @pytest.mark.parametrize(("nodes", "slots_each"), [(64, 60), (20, 1)])
 def test_a_small_limit_lives_on_nodes_that_are_on_their_own(nodes: int, slots_each: int) -> None:
     """One per minute on 64 nodes, one per second on 20: no central, only safe shares."""
-    fleet = [_node(f"node-{number}") for number in range(nodes)]
+    fleet = [_node(f"node-{number}", max_users=16) for number in range(nodes)]
     share = Share(0.0, 1 / slots_each / nodes)
     for node in fleet:
         node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": share}}, time=1000.0))
@@ -189,14 +188,21 @@ def test_settled_catches_up_when_acks_are_late_by_many_reports() -> None:
     assert 59 - 25 <= line.settled <= 59 - 12
 
 
-def test_without_acks_a_cell_keeps_only_a_few_notes() -> None:
-    cell = Total(0.0)
-    for sequence in range(1, 1001):
-        cell.consumed += 1.0
-        cell.changed = sequence
-        cell.note(sequence)
-    assert len(cell.notes) <= 4
-    assert [cell.settle(sequence) for sequence in (2, 999, 1000)] == [2.0, 3.0, 1000.0]
+def test_of_many_reports_that_no_leader_has_acknowledged_a_few_totals_are_kept() -> None:
+    node = _node()
+    sent: list[Report] = []
+    for slot in range(1, 60):
+        node.consume(float(slot), "front", "ann", {"reads": 1.0})
+        sent.append(_reports(node, slot + 0.2)["c1"])
+    # One after the other is acknowledged: too little is settled for a while, and never too much.
+    settled = []
+    for number, report in enumerate(sent[1:], 2):
+        node.receive(61.0, "c1", _ack(report, 61.0))
+        node.consume(60.0 + number, "front", "ann", {"reads": 1.0})
+        line = _reports(node, 61.2 + number)["c1"].lines["front"]["ann"]["reads"]
+        assert line.settled <= number
+        settled.append(line.settled)
+    assert settled[:2] == [1.0, 2.0]
 
 
 def test_users_who_have_gone_are_forgotten_and_their_totals_begin_again() -> None:

@@ -32,6 +32,9 @@ SCENARIOS = Path(__file__).parent
 SEEDS = range(5 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1)
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 BOOK = "quota/_book.pyx"
+HOST = "quota/_host.pyx"
+USER = "quota/_user.pxd"
+REPORTS = "quota/_report_book.pyx"
 
 
 class Mutant(NamedTuple):
@@ -127,9 +130,9 @@ MUTANTS = [
     ),
     Mutant(
         "a central with empty books takes what is settled as new",
-        BOOK,
-        "new = consumed if is_reborn else consumed - settled",
-        "new = consumed",
+        "quota/_bucket.pxd",
+        "line.consumed if booking.is_reborn else line.consumed - line.settled",
+        "line.consumed",
         "empty-books.toml",
         missed("under"),
     ),
@@ -143,15 +146,15 @@ MUTANTS = [
     ),
     Mutant(
         "what a lost report told is not told again",
-        "quota/report_book.py",
-        "made[acknowledged] = self._lines(acknowledged)",
-        "made[acknowledged] = self._lines(sequence - 1)",
+        REPORTS,
+        "lines = made[acknowledged] = self._lines(self._since(acknowledged), acknowledged)",
+        "lines = made[acknowledged] = self._lines(self._since(sequence - 1), sequence - 1)",
         "passing-by.toml",
         missed("unrecorded"),
     ),
     Mutant(
         "a quota of a deposed leader is obeyed",
-        "quota/node_state.py",
+        "quota/reporter.py",
         "if quota.epoch < self._epoch:",
         "if False:",
         "two-leaders.toml",
@@ -159,7 +162,7 @@ MUTANTS = [
     ),
     Mutant(
         "a quota of a deposed leader is used, though the leader is known",
-        "quota/node_state.py",
+        "quota/reporter.py",
         """\
         if quota.epoch < self._epoch:
             return
@@ -173,7 +176,7 @@ MUTANTS = [
     ),
     Mutant(
         "an acknowledgement makes a deposed leader the leader again",
-        "quota/node_state.py",
+        "quota/reporter.py",
         "leads = ack.leads and ack.epoch >= self._epoch",
         "leads = ack.leads",
         "two-leaders.toml",
@@ -181,27 +184,22 @@ MUTANTS = [
     ),
     Mutant(
         "without a fresh quota there is no limit",
-        "quota/in_hand.py",
-        """\
-        if age > self._lease:
-            return SAFE, [(resource, share.safe) for resource, share in shares.items()]
-""",
-        """\
-        if age > 0:
-            return FREE, ()
-""",
+        USER,
+        "return FRESH if age == 0 else REUSED if age <= now.lease else SAFE",
+        "return FRESH if age == 0 else FREE",
         "partition",
         TOO_MUCH_PASSED,
     ),
     Mutant(
         "a lease has no end",
-        "quota/in_hand.py",
-        "if age > self._lease:",
-        "if False:",
+        USER,
+        "return FRESH if age == 0 else REUSED if age <= now.lease else SAFE",
+        "return FRESH if age == 0 else REUSED",
         "cut-off-rich.toml",
         TOO_MUCH_PASSED,
     ),
 ]
+COMPILED_WITH = {USER: HOST, "quota/_bucket.pxd": BOOK}
 BY_FAULT = {mutant.fault: mutant for mutant in MUTANTS}
 UNCHANGED = "nothing is wrong"
 
@@ -229,7 +227,7 @@ def make_copy(directory: Path, fault: str) -> Path:
     assert count == 1, f"{mutant.file} has this {count} times, expected once: {mutant.text}"
     path.write_text(source.replace(mutant.text, mutant.instead), encoding="utf-8")
     if path.suffix in (".pyx", ".pxd"):
-        compile_again(copy / BOOK, directory)
+        compile_again(copy / COMPILED_WITH.get(mutant.file, mutant.file), directory)
     return directory
 
 

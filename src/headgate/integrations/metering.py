@@ -20,10 +20,12 @@ the application needs no request object for it.
 
 import contextvars
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
+from headgate.errors import HeadgateError
 from headgate.integrations.answers import PROBLEM, TITLE, Field, Refusal
 from headgate.integrations.keys import bounded, by_address, header_name
 from headgate.integrations.policy import as_string, whole_seconds
@@ -50,6 +52,8 @@ UserFunction: TypeAlias = Callable[[Request], str | None]
 QuotaBody: TypeAlias = Callable[[Throttled], tuple[str, bytes]]
 
 _LONGEST = 200  # bytes of a name
+
+log = logging.getLogger("headgate.quota.node")
 
 
 class Meter:
@@ -108,7 +112,11 @@ class Meter:
         if self._added is not None:
             for resource, amount in self._added.items():
                 amounts[resource] = amounts.get(resource, 0.0) + amount
-        self._consume(self.service, self.user, amounts)
+        try:
+            self._consume(self.service, self.user, amounts)
+        except (HeadgateError, ValueError):
+            # The answer is out already, and it is not the client's fault.
+            log.exception("a request of %r cannot be booked: %r", self.user, amounts)
 
     def __repr__(self) -> str:
         return f"Meter({self.service!r}, {self.user!r}, up={self.up}, down={self.down})"
@@ -175,7 +183,8 @@ class QuotaGate:
             service = self._find_service(request)
         user = self._find_user(request)
         if user is not None:
-            user = _name(user)
+            if not (isinstance(user, str) and user.isascii() and 0 < len(user) <= _LONGEST):
+                user = _name(user)
             expect = None if self._expect is None else self._expect(request)
             try:
                 self._throttle(service, user, expect)
@@ -241,8 +250,7 @@ def _name(user: str) -> str:
     """A user's name as the centrals take it: of more than 200 bytes, a digest."""
     if not isinstance(user, str):
         raise TypeError(f"the user of a request must be a str or None, got {user!r}")
-    if len(user) * 4 > _LONGEST:
-        user = str(bounded(user))
+    user = str(bounded(user))
     if not user:
         raise ValueError("the user of a request must not be empty; None is one without a limit")
     if not user.isascii():

@@ -31,9 +31,10 @@ from headgate.integrations.requests import Request
 from headgate.quota.central.tokens import read_tokens
 from headgate.quota.node import Node
 
-__all__ = ["serve"]
+__all__ = ["listen", "serve"]
 
 GRACE = 30  # seconds for running requests after SIGTERM
+BACKLOG = 2048
 SOON = 1.0  # a worker that dies earlier than this is not replaced at once
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -50,7 +51,7 @@ def serve(arguments: argparse.Namespace) -> int:
         if not 1 <= arguments.workers <= 256:
             raise ValueError(f"--workers must be from 1 to 256, got {arguments.workers}")
         proxy = Proxy(arguments.upstream)
-        listener = _listen(arguments.listen)
+        listener = listen(arguments.listen)
     except (ConfigError, ValueError) as error:
         arguments.parser.error(str(error))
     except OSError as error:
@@ -59,8 +60,8 @@ def serve(arguments: argparse.Namespace) -> int:
     with listener:
         host, port = listener.getsockname()[:2]
         try:
-            node = _node(arguments, port)
             user = _user(arguments)
+            node = _node(arguments, port)
         except (ConfigError, ValueError) as error:
             arguments.parser.error(str(error))
         app = QuotaASGIMiddleware(proxy, node, service=arguments.service, user=user)
@@ -106,13 +107,26 @@ def _user(arguments: argparse.Namespace) -> str | UserFunction:
     return user_of
 
 
-def _listen(text: str) -> socket.socket:
+def listen(text: str) -> socket.socket:
+    """A socket that listens on HOST:PORT."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"--listen takes HOST:PORT, like 127.0.0.1:8000, got {text!r}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, int(port)), family=family, backlog=2048)
+    # The protocol is named because asyncio sets TCP_NODELAY only where it is: without that each
+    # answer would wait 40 ms for the acknowledgement of its header.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((host, int(port)))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 async def _serve(
@@ -132,15 +146,16 @@ async def _serve(
         timeout_graceful_shutdown=GRACE,
     )
     server = uvicorn.Server(config)
-    # uvicorn stops on these signals and then raises them again, for whoever it took them from.
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # Before uvicorn takes the signals itself; and after, when it raises them once more for whoever
+    # had them, so that they do not end us before the node has said good-bye.
     for number in SIGNALS:
-        signal.signal(number, _nothing_more)
+        signal.signal(number, stop)
     async with node, proxy:
         await server.serve(sockets=[listener])
-
-
-def _nothing_more(number: int, frame: FrameType | None) -> None:
-    """The signal has done its work."""
 
 
 class _Workers:

@@ -64,8 +64,11 @@ class ScopeRequest:
 
     def header(self, name: str, /) -> str | None:
         wanted = name.lower().encode("latin-1")
-        lines = [value for field, value in self.native["headers"] if field == wanted]
-        return b", ".join(lines).decode("latin-1") if lines else None
+        found: bytes | None = None
+        for field, value in self.native["headers"]:
+            if field == wanted:
+                found = value if found is None else found + b", " + value
+        return None if found is None else found.decode("latin-1")
 
 
 class EnvironRequest:

@@ -1,6 +1,8 @@
-from headgate.quota._bucket cimport Bucket, Cell
+cimport cython
+
+from headgate.quota._bucket cimport Bucket, Cell, News
 from headgate.quota._given cimport Given
-from headgate.quota._lines cimport Dictionary, Packed
+from headgate.quota._lines cimport Dictionary
 from headgate.quota._nodes cimport Nodes
 from headgate.quota._register cimport Register
 from headgate.quota._split cimport Wish
@@ -11,13 +13,8 @@ cdef struct Out:
     Py_ssize_t count, room
     long long slot
 
-cdef struct Booking:  # what holds for all lines of a report
-    long long slot
-    int day  # the slot as it stands in a cell
-    int slots  # that it covers
-    unsigned int sequence, since
-    bint is_known, is_reborn
 
+@cython.final
 cdef class Book:
     cdef Nodes nodes
     cdef object rule
@@ -52,21 +49,7 @@ cdef class Book:
     cdef double _outstanding(self, Bucket *bucket)
     cdef int _know(self, Dictionary dictionary, int service) except -1
     cdef int _find(self, Dictionary dictionary, int entry, long long slot) except -1
-    cdef int _book_line(
-        self, const Booking *booking, int number, Cell *cell, const Packed *line, Sums sums, Usage usage
-    ) except -1
-    cdef int _enter(
-        self,
-        const Booking *booking,
-        int number,
-        Cell *cell,
-        double new,
-        unsigned int refused,
-        unsigned int served,
-        double held,
-        Sums sums,
-        Usage usage,
-    ) except -1
+    cdef int _tell(self, int number, const News *news, Sums sums, Usage usage) except -1
     cdef bint _assign_buckets(self, Py_ssize_t cells) except -1
     cdef bint _tidy_buckets(self, Py_ssize_t cells) except -1
     cdef int _assign(self, int number, long long slot) except -1

@@ -1,6 +1,5 @@
 from collections.abc import Callable, Iterable, Mapping
-
-from typing_extensions import disjoint_base
+from typing import final
 
 from headgate.quota._given import GivenShares
 from headgate.quota._lines import PackedLines
@@ -13,7 +12,7 @@ __all__ = ["CELL_SIZE", "MISSED_SLOTS", "Book"]
 CELL_SIZE: int
 MISSED_SLOTS: int
 
-@disjoint_base
+@final
 class Book:
     @property
     def cells(self) -> int: ...

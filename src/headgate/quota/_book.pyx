@@ -39,11 +39,15 @@ from libc.string cimport memcpy, memmove, memset
 
 from headgate.errors import ProtocolError
 from headgate.quota._bucket cimport (
+    FORGET_SLOTS,
     ROUND_TRIP_SLOTS,
     SLACK,
     WHOLE_REQUESTS,
+    Booking,
     Bucket,
     Cell,
+    News,
+    book_line,
     ceiling_of,
     cost_of_request,
     enter,
@@ -66,8 +70,6 @@ cdef extern from *:
     """
     /* A node that is so many slots behind has missed two reports: it is taken as gone. */
     #define GONE_SLOTS 3
-    /* What no report has mentioned for so many slots is forgotten. */
-    #define FORGET_SLOTS 60
     /* Sums of past slots: at most so many numbers of each kind are kept. */
     #define HISTORY_NUMBERS 4000000
     /* Quotas of past slots: likewise. */
@@ -78,7 +80,7 @@ cdef extern from *:
     /* Lines whose cells are fetched before they are booked. */
     #define LINES_AHEAD 12
     """
-    const int GONE_SLOTS, FORGET_SLOTS, TIDY_SLOTS, FORGET_AT_ONCE, LINES_AHEAD
+    const int GONE_SLOTS, TIDY_SLOTS, FORGET_AT_ONCE, LINES_AHEAD
     const Py_ssize_t HISTORY_NUMBERS, GIVEN_NUMBERS
 
 cdef extern from *:
@@ -222,6 +224,8 @@ cdef class Book:
         cdef int node = self._node(node_id), number
         cdef Booking booking = Booking(slot, self._day(slot), slots, sequence, since, is_known, is_reborn)
         cdef Packed packed
+        cdef News news
+        cdef Cell *cell
         cdef Usage usage = Usage(node_id, slots, self.names)
         cdef Sums sums = None
         for user, resources in lines.items():
@@ -232,7 +236,9 @@ cdef class Book:
                 number = self._number_of(user, resource, slot)
                 if sums is None:
                     sums = self._sums(slot)
-                self._book_line(&booking, number, self._cell(&self.buckets[number], node), &packed, sums, usage)
+                cell = self._cell(&self.buckets[number], node)
+                news = book_line(&booking, &self.buckets[number], cell, &packed)
+                self._tell(number, &news, sums, usage)
         return usage
 
     def record_packed(
@@ -260,46 +266,50 @@ cdef class Book:
         cdef Usage usage = None if deducts else Usage(node_id, slots, self.names)
         cdef Sums sums
         cdef Found *found
+        cdef Found *all_found
+        cdef const Packed *packed = lines.lines
+        cdef Bucket *bucket
         cdef Cell *cell
+        cdef News news
         cdef Py_ssize_t i, coming
         if not 0 <= begin <= end <= lines.count:
             raise ValueError(f"expected lines from 0 to {lines.count}, got {begin} to {end}")
         if begin == end:
             return usage
-        self._know(lines.dictionary, lines.dictionary.found[lines.lines[begin].entry].service)
+        all_found = lines.dictionary.found
+        self._know(lines.dictionary, all_found[packed[begin].entry].service)
         sums = self._sums(slot)
         for i in range(begin - 2 * LINES_AHEAD, end):
             coming = i + 2 * LINES_AHEAD
             if begin <= coming < end:
-                found = &lines.dictionary.found[lines.lines[coming].entry]
+                found = &all_found[packed[coming].entry]
                 if found.serial == 0 or self.register.serials[found.number] != found.serial:
-                    self._find(lines.dictionary, lines.lines[coming].entry, slot)
+                    self._find(lines.dictionary, packed[coming].entry, slot)
+                    if self.room > sums.room:
+                        sums.grow(self.room)
                 ahead(&self.buckets[found.number])
                 ahead(<char *> &self.buckets[found.number] + 64)
             coming = i + LINES_AHEAD
             if begin <= coming < end:
-                found = &lines.dictionary.found[lines.lines[coming].entry]
-                if found.position < self.buckets[found.number].count:
-                    cell = &self.buckets[found.number].cells[found.position]
-                    ahead(cell)
-                    ahead(<char *> cell + 64)
+                found = &all_found[packed[coming].entry]
+                cell = &self.buckets[found.number].cells[found.position]
+                ahead(cell)
+                ahead(<char *> cell + 64)
             if i < begin:
                 continue
-            found = &lines.dictionary.found[lines.lines[i].entry]
-            if (
-                found.position >= self.buckets[found.number].count
-                or self.buckets[found.number].cells[found.position].node != node
-            ):
-                cell = self._cell(&self.buckets[found.number], node)
-                found.position = <int> (cell - self.buckets[found.number].cells)
-            self._book_line(
-                &booking,
-                found.number,
-                &self.buckets[found.number].cells[found.position],
-                &lines.lines[i],
-                sums,
-                usage,
-            )
+            found = &all_found[packed[i].entry]
+            bucket = &self.buckets[found.number]
+            if found.position >= bucket.count or bucket.cells[found.position].node != node:
+                cell = self._cell(bucket, node)
+                found.position = <int> (cell - bucket.cells)
+            news = book_line(&booking, bucket, &bucket.cells[found.position], &packed[i])
+            if news.consumed > 0.0 or news.rejected:
+                sums.consumed[found.number] += news.consumed
+                sums.rejected[found.number] += news.rejected
+                if deducts:
+                    bucket.level -= news.consumed
+                else:
+                    usage.push(found.number, news.consumed, news.rejected, news.requests)
         return usage
 
     cdef int _know(self, Dictionary dictionary, int service) except -1:
@@ -321,29 +331,6 @@ cdef class Book:
         dictionary.names[entry] = self.names[found.number]  # one tuple for all who know it
         return 0
 
-    cdef inline int _book_line(
-        self, const Booking *booking, int number, Cell *cell, const Packed *line, Sums sums, Usage usage
-    ) except -1:
-        """Book a line. Without `usage` it is deducted from the level here and now."""
-        cdef double new
-        cdef unsigned int refused, served
-        if cell.sequence == 0 or (
-            booking.since >= cell.sequence and booking.sequence - cell.sequence > FORGET_SLOTS
-        ):
-            new = line.consumed if booking.is_reborn else line.consumed - line.settled
-            refused = line.rejected if booking.is_known or booking.is_reborn else 0
-            served = line.requests if booking.is_known or booking.is_reborn else 0
-        else:
-            new = max(0.0, line.consumed - cell.consumed)
-            refused = line.rejected - cell.rejected
-            served = line.requests - cell.requests
-        cell.consumed = line.consumed
-        cell.rejected = line.rejected
-        cell.requests = line.requests
-        cell.sequence = booking.sequence
-        cell.lapsed = 0.0
-        return self._enter(booking, number, cell, new, refused, served, line.held, sums, usage)
-
     def record_slot(
         self, str node_id not None, long long slot, dict consumption not None, dict rejection not None
     ):
@@ -352,8 +339,7 @@ cdef class Book:
         Such a node sends no totals and does not say how many requests it served.
         """
         cdef int node = self._node(node_id), number
-        cdef double consumed
-        cdef unsigned int rejected
+        cdef News news
         cdef Cell *cell
         cdef Booking booking = Booking(slot, self._day(slot), 1, 0, 0, True, False)
         cdef Usage usage = Usage(node_id, 1, self.names)
@@ -362,40 +348,26 @@ cdef class Book:
             amounts = consumption.get(user, {})
             refusals = rejection.get(user, {})
             for resource in {**amounts, **refusals}:
-                consumed = amounts.get(resource, 0.0)
-                rejected = <unsigned int> (<double> refusals.get(resource, 0))
+                news.consumed = amounts.get(resource, 0.0)
+                news.rejected = <unsigned int> (<double> refusals.get(resource, 0))
+                news.requests = 0
                 number = self._number_of(user, resource, slot)
                 cell = self._cell(&self.buckets[number], node)
-                cell.consumed += consumed
+                cell.consumed += news.consumed
                 if sums is None:
                     sums = self._sums(slot)
-                self._enter(&booking, number, cell, consumed, rejected, 0, 0.0, sums, usage)
+                enter(&booking, &self.buckets[number], cell, &news, 0.0)
+                self._tell(number, &news, sums, usage)
         return usage
 
-    cdef inline int _enter(
-        self,
-        const Booking *booking,
-        int number,
-        Cell *cell,
-        double new,
-        unsigned int refused,
-        unsigned int served,
-        double held,
-        Sums sums,
-        Usage usage,
-    ) except -1:
-        """Note what is new of a cell: in it and its bucket, in the sums of the slot, and in `usage`."""
-        cell.listed = max(cell.listed, booking.day)
-        enter(&self.buckets[number], cell, booking.slot, booking.slots, new, refused, served, held)
-        if new > 0.0 or refused:
+    cdef int _tell(self, int number, const News *news, Sums sums, Usage usage) except -1:
+        """Put what is new of a bucket into the sums of the slot, and into `usage`."""
+        if news.consumed > 0.0 or news.rejected:
             if number >= sums.room:
                 sums.grow(self.room)
-            sums.consumed[number] += new
-            sums.rejected[number] += refused
-            if usage is None:
-                self.buckets[number].level -= new
-            else:
-                usage.push(number, new, refused, served)
+            sums.consumed[number] += news.consumed
+            sums.rejected[number] += news.rejected
+            usage.push(number, news.consumed, news.rejected, news.requests)
         return 0
 
     def deduct(self, Usage usage not None):

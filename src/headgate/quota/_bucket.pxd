@@ -7,6 +7,8 @@ that they fit, and 0 is never.
 
 from libc.math cimport INFINITY, floor
 
+from headgate.quota._lines cimport Packed
+
 cdef extern from *:
     """
     /* Shares of fewer requests than this are given in whole requests. */
@@ -14,10 +16,12 @@ cdef extern from *:
     /* Beside its burst, a bucket may hold one request and what comes in while a promise that
        was not used is on its way back. */
     #define ROUND_TRIP_SLOTS 3
+    /* What no report has mentioned for so many slots is forgotten. */
+    #define FORGET_SLOTS 60
     /* Sums of fractions may fall short of a whole by so little. */
     #define SLACK 1e-5
     """
-    const int ROUND_TRIP_SLOTS
+    const int ROUND_TRIP_SLOTS, FORGET_SLOTS
     const double WHOLE_REQUESTS, SLACK
 
 cdef struct Cell:
@@ -125,31 +129,37 @@ cdef inline double part_for_asker(double available, double rate, double request)
     return amount
 
 
+cdef struct Booking:  # what holds for all lines of a report
+    long long slot
+    int day  # the slot as it stands in a cell
+    int slots  # that it covers
+    unsigned int sequence, since
+    bint is_known, is_reborn
+
+cdef struct News:  # what is new in a line
+    double consumed
+    unsigned int rejected, requests
+
+
 cdef inline void enter(
-    Bucket *bucket,
-    Cell *cell,
-    long long slot,
-    int slots,
-    double new,
-    unsigned int refused,
-    unsigned int served,
-    double held,
+    const Booking *booking, Bucket *bucket, Cell *cell, const News *news, double held
 ) noexcept nogil:
-    """Note what is new of a cell, up to `slot` and in so many slots: the mean cost, the demand."""
-    cdef double cost, demand, distance, recovered, request
-    if served and new > 0.0:
-        cost = new / served
+    """Note what is new of a cell: the mean cost, the demand, the refill of its time."""
+    cdef double cost, demand, distance, recovered, request, new = news.consumed
+    cell.listed = max(cell.listed, booking.day)
+    if news.requests and new > 0.0:
+        cost = new / news.requests
         if bucket.cost == 0.0:
             bucket.cost = cost
         elif cost != bucket.cost:
-            bucket.cost += (cost - bucket.cost) * served / (served + 32.0)
+            bucket.cost += (cost - bucket.cost) * news.requests / (news.requests + 32.0)
     request = cost_of_request(bucket)
-    demand = new + max(0.0, held - cell.held) + refused * request
-    if slots > 1:
-        demand /= slots
-    if refused and bucket.cost == 0.0:
+    demand = new + max(0.0, held - cell.held) + news.rejected * request
+    if booking.slots > 1:
+        demand /= booking.slots
+    if news.rejected and bucket.cost == 0.0:
         # Refusals of unknown cost: the node wants more than it had, say as much again.
-        demand += new / slots
+        demand += new / booking.slots
     cell.held = <float> held
     # Within chance the mean is the better guess; a jump beyond it is believed at once. A fall
     # is taken to go on: traffic that left within the slot has left by the time of the quota.
@@ -163,13 +173,35 @@ cdef inline void enter(
     else:
         cell.demand = <float> max(0.1 * demand, demand + distance)
     if bucket.rate >= 0.0:
-        refill(bucket, slot)
-    if slots > 1 and bucket.spilled_at > slot - slots:
+        refill(bucket, booking.slot)
+    if booking.slots > 1 and bucket.spilled_at > booking.slot - booking.slots:
         # The older part was consumed while refill spilled over that should have covered it.
-        recovered = min(bucket.spilled, new * (slots - 1) / slots)
+        recovered = min(bucket.spilled, new * (booking.slots - 1) / booking.slots)
         bucket.spilled -= recovered
         bucket.level += recovered
-    if new > 0.0 or refused:
+    if new > 0.0 or news.rejected:
         cell.last_consumed = <float> new
-        cell.last_rejected = <float> refused
+        cell.last_rejected = <float> news.rejected
         bucket.recorded += new
+
+
+cdef inline News book_line(const Booking *booking, Bucket *bucket, Cell *cell, const Packed *line) noexcept nogil:
+    """Bring a cell up to the totals of a line, and tell what is new."""
+    cdef News news
+    if cell.sequence == 0 or (
+        booking.since >= cell.sequence and booking.sequence - cell.sequence > <unsigned int> FORGET_SLOTS
+    ):
+        news.consumed = line.consumed if booking.is_reborn else line.consumed - line.settled
+        news.rejected = line.rejected if booking.is_known or booking.is_reborn else 0
+        news.requests = line.requests if booking.is_known or booking.is_reborn else 0
+    else:
+        news.consumed = max(0.0, line.consumed - cell.consumed)
+        news.rejected = line.rejected - cell.rejected
+        news.requests = line.requests - cell.requests
+    cell.consumed = line.consumed
+    cell.rejected = line.rejected
+    cell.requests = line.requests
+    cell.sequence = booking.sequence
+    cell.lapsed = 0.0
+    enter(booking, bucket, cell, &news, line.held)
+    return news

@@ -110,7 +110,10 @@ cdef class Head:
             raise TypeError(f"{what} must be a str, got {name!r}")
         if not name:
             raise ValueError(f"{what} must not be empty, got {name!r}")
-        encoded = name.encode("utf-8", "surrogatepass")
+        try:
+            encoded = name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{what} must be text that has UTF-8, got {name!r}") from None
         if len(encoded) > longest:
             raise ValueError(f"{what} must have at most {longest} bytes, got {name!r}")
         descriptor = self.file.another()

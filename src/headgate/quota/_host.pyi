@@ -1,15 +1,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Protocol, TypeAlias, final
+from typing import Protocol, final
 
 from headgate.quota._head import Head
+from headgate.quota._report_book import ReportBook
 from headgate.quota.protocol import Share
 from headgate.quota.throttled import Throttled
 
 __all__ = ["Host"]
-
-_Collected: TypeAlias = tuple[int, bytes, int, tuple[tuple[int, float, int, int, float, float], ...]]
 
 class _Clock(Protocol):
     def now(self) -> float: ...
@@ -44,7 +43,7 @@ class Host:
         slot_seconds: float = 1.0,
         lease: int = 3,
         reservation_seconds: float = 60.0,
-        max_users: int = 200_000,
+        max_users: int = 100_000,
         clock: _Clock | None = None,
     ) -> None: ...
     @staticmethod
@@ -68,10 +67,9 @@ class Host:
         slot: int,
         version: int,
     ) -> None: ...
-    def put_settled(self, time: float, service: str, user: str, settled: Mapping[str, float]) -> None: ...
+    def put_settled(self, book: ReportBook) -> None: ...
     def forget(self, time: float, service: str, user: str, since: int) -> bool: ...
-    def collect(self, window: int, since: int) -> Iterator[_Collected]: ...
-    def names_of(self, service: int, name: bytes) -> tuple[str, str]: ...
+    def collect(self, book: ReportBook, window: int, since: int) -> Iterator[None]: ...
     def resource_name(self, number: int) -> str: ...
     def state(self, time: float, service: str, user: str) -> str: ...
     def states(self, time: float) -> dict[str, dict[str, int]]: ...

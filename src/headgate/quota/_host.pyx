@@ -27,12 +27,14 @@ from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
 from libc.math cimport INFINITY
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from headgate._time cimport monotonic, monotonic_coarse
 from headgate.limits.shared._chains cimport (
-    Chains, Key, LONGEST_CHAIN, Look, PAYLOAD, Record, TEXT, class_of, key_in, payload_in,
+    CLASSES, Chains, Key, LONGEST_CHAIN, Look, PAYLOAD, Record, TEXT, UNIT, class_of, key_in, payload_in,
 )
 from headgate.quota._head cimport LONGEST_USER, Head
+from headgate.quota._report_book cimport Account, ReportBook, has_settled
 from headgate.quota._user cimport (
     CELL_WORDS, FALLBACK, FALLBACK_REQUESTS, FREE, FRESH, MOST_CELLS, NEWCOMER, REUSED, SAFE, STARTS,
     USER_WORDS, Cell, Costs, Now, Terms, User, add_cell, admit_many, blank, cell_of, charge, first_short,
@@ -101,7 +103,7 @@ cdef class Host:
         slot_seconds=1.0,
         lease=3,
         reservation_seconds=60.0,
-        max_users=200_000,
+        max_users=100_000,
         clock=None,
     ):
         if not isinstance(node_id, str):
@@ -319,12 +321,12 @@ cdef class Host:
             if PyFloat_CheckExact(<object> given):
                 amount = PyFloat_AS_DOUBLE(<object> given)
             elif PyLong_CheckExact(<object> given):
-                amount = PyLong_AsDouble(<object> given)
+                amount = of_whole(<object> given)
             else:
                 amounts_of(what, amounts)  # tells what is wrong with it
                 amount = float(<object> given)
             if not 0.0 <= amount < INFINITY:
-                amounts_of(what, amounts)
+                raise bad_amount(what, <object> given, <object> resource)
             costs.resource[costs.count] = <uint8_t> self.head.resource(<object> resource)
             costs.amount[costs.count] = amount
             costs.count += 1
@@ -442,23 +444,6 @@ cdef class Host:
             if self._put(&key, &look, count):
                 return 0
 
-    def put_settled(self, double time, service, user, settled):
-        """Note what of a user's totals a leader has acknowledged, by resource."""
-        cdef Key key
-        cdef Look look
-        cdef Cell *cell
-        _kept = key_of_user(user, self.head.service(service), &key)
-        while True:
-            self._chains.find(&key, &look)
-            if look.found < 0:
-                return
-            for resource, amount in settled.items():
-                cell = cell_of(<Cell *> (look.payload + USER_WORDS), look.limits, self.head.resource(resource))
-                if cell != NULL:
-                    cell.settled = min(<double> amount, cell.consumed)
-            if self._put(&key, &look, look.limits):
-                return
-
     def forget(self, double time, service, user, uint32_t since):
         """Forget a user without a change since a window, if nothing is forgiven by it. Whether he is gone."""
         cdef Key key
@@ -482,68 +467,90 @@ cdef class Host:
             if self._chains.change(&look, <uint32_t> 1 << look.found, NULL, 0, NULL, -1):
                 return True
 
-    def collect(self, uint32_t window, uint32_t since):
-        """Walk over the users whose records changed in window `since` or later, as they stood when
-        `window` began: (service, user, window of the change, lines), where a line is (resource,
-        consumed, rejected, requests, held, settled).
+    def collect(self, ReportBook book not None, uint32_t window, uint32_t since):
+        """Bring the accounts of a book to what the records held when `window` began, of all users
+        whose records changed in window `since` or later.
 
-        Nobody is stopped; other threads go on between any two parts of the walk.
+        Nobody is stopped. It is an iterator, so that other threads can go on between any two parts.
         """
         cdef uint64_t bucket = 0
         self._chains.check()
         while bucket < self._chains.header.buckets:
-            seen = []
-            bucket = self._collect(bucket, window, since, seen)
-            yield from seen
+            bucket = self._collect(bucket, book, window, since)
+            yield
 
-    cdef uint64_t _collect(self, uint64_t bucket, uint32_t window, uint32_t since, list seen) except? 0:
+    cdef uint64_t _collect(self, uint64_t bucket, ReportBook book, uint32_t window, uint32_t since) except? 0:
         """Go on from a bucket; where to go on next."""
         cdef Look look
         cdef Record *record
-        cdef User user
-        cdef int i
+        cdef char[LONGEST_CHAIN][1 << (5 + CLASSES)] copies
+        cdef bint[LONGEST_CHAIN] is_told
         cdef uint64_t end = self._chains.header.buckets
-        while len(seen) < USERS_AT_ONCE:
+        cdef int i, told = 0
+        while told < USERS_AT_ONCE:
             bucket = self._chains.next_used(bucket, end)
             if bucket == end:
                 break
             self._chains.see(bucket, &look)
-            chain = []
             for i in range(look.length):
                 record = self._chains.record(look.units[i])
-                user = (<User *> payload_in(record))[0]
                 # One who was looked at at the very end of a window may be noted late.
-                if record.kind == TEXT and user.changed + 2 >= since:
-                    chain.append(self._told(record, &user, window))
-            if self._chains.is_current(&look):
-                seen.extend(chain)
-                bucket += 1
+                is_told[i] = (
+                    record.kind == TEXT
+                    and record.limits <= MOST_CELLS
+                    and (<User *> payload_in(record)).changed + 2 >= since
+                )
+                if is_told[i]:
+                    memcpy(copies[i], record, <size_t> UNIT << min(<int> record.size_class - 1, CLASSES - 1))
+            if not self._chains.is_current(&look):
+                continue
+            for i in range(look.length):
+                if is_told[i]:
+                    record = <Record *> copies[i]
+                    book.enter(
+                        record.generation,
+                        PyBytes_FromStringAndSize(key_in(record), record.key_size),
+                        <User *> payload_in(record),
+                        <Cell *> (payload_in(record) + USER_WORDS),
+                        record.limits,
+                        window,
+                        self._reservation_windows,
+                    )
+                    told += 1
+            bucket += 1
         return bucket
 
-    cdef tuple _told(self, Record *record, User *user, uint32_t window):
-        cdef Cell *cells = <Cell *> (payload_in(record) + USER_WORDS)
-        cdef Cell *cell
-        cdef bint has_begun = user.window >= window
-        cdef bint is_dead = window > user.window and window - user.window > self._reservation_windows
-        cdef int i
-        lines = []
-        for i in range(min(<int> record.limits, MOST_CELLS)):
-            cell = &cells[i]
-            if cell.resource == STARTS:
-                continue
-            held = 0.0 if is_dead else cell.old_held if has_begun else cell.old_held + cell.held
-            if has_begun:
-                lines.append(
-                    (cell.resource, cell.before, cell.rejected_before, cell.requests_before, held, cell.settled)
-                )
-            else:
-                lines.append((cell.resource, cell.consumed, cell.rejected, cell.requests, held, cell.settled))
-        name = PyBytes_FromStringAndSize(key_in(record), record.key_size)
-        return record.generation, name, user.changed, tuple(lines)
+    def put_settled(self, ReportBook book not None):
+        """Note in the records what a leader has acknowledged, for a reporter that comes later."""
+        cdef Account account
+        for account in list(book.unsettled):
+            if has_settled(account, book.settled):
+                self._put_settled(account)
+            if account.changed <= book.settled:
+                del book.unsettled[account]
 
-    def names_of(self, service, name):
-        """A service and a user as `collect` tells them."""
-        return self.head.service_name(service), name.decode("utf-8", "surrogatepass")
+    cdef int _put_settled(self, Account account) except -1:
+        cdef Key key
+        cdef Look look
+        cdef Cell *cell
+        cdef int i
+        key.data = PyBytes_AS_STRING(account.key)
+        key.size = <uint32_t> PyBytes_GET_SIZE(account.key)
+        key.kind = TEXT
+        key.generation = account.service_number
+        while True:
+            self._chains.find(&key, &look)
+            if look.found < 0:
+                return 0
+            for i in range(account.count):
+                cell = cell_of(<Cell *> (look.payload + USER_WORDS), look.limits, account.totals[i].resource)
+                if cell != NULL:
+                    cell.settled = min(account.totals[i].settled, cell.consumed)
+            if self._put(&key, &look, look.limits):
+                break
+        for i in range(account.count):
+            account.totals[i].noted = account.totals[i].settled
+        return 0
 
     def resource_name(self, int number):
         return self.head.resource_name(number)
@@ -640,7 +647,11 @@ cdef object key_of_user(object user, uint64_t service, Key *key):
         raise TypeError(f"user must be a str, got {user!r}")
     if not user:
         raise ValueError(f"user must not be empty, got {user!r}")
-    kept = user.encode("utf-8", "surrogatepass")
+    try:
+        kept = user.encode()
+    except UnicodeEncodeError:
+        # No frame could carry it, and the reports of all others would wait behind it.
+        raise ValueError(f"user must be text that has UTF-8, got {user!r}") from None
     if len(kept) > LONGEST_USER:
         digest = hashlib.md5(kept, usedforsecurity=False).hexdigest()
         start = kept[: LONGEST_USER - 33].decode("utf-8", "ignore")
@@ -670,8 +681,20 @@ cdef dict amounts_of(str what, object amounts):
         if not resource:
             raise ValueError(f"a resource of {what} must not be empty, got {resource!r}")
         if not isinstance(amount, int | float) or not 0.0 <= amount < INFINITY:
-            raise ValueError(f"{what} must be finite amounts from 0 up, got {amount!r} for {resource!r}")
+            raise bad_amount(what, amount, resource)
     return checked
+
+
+cdef double of_whole(object number):
+    """An int as a float; infinite when it is too large for one."""
+    try:
+        return PyLong_AsDouble(number)
+    except OverflowError:
+        return INFINITY
+
+
+cdef object bad_amount(str what, object amount, object resource):
+    return ValueError(f"{what} must be finite amounts from 0 up, got {amount!r} for {resource!r}")
 
 
 def default_name(node_id):

@@ -61,11 +61,13 @@ cdef class Dictionary:
 
 
 cdef class PackedLines:
-    def __cinit__(self, Dictionary dictionary not None):
-        self.dictionary = dictionary
+    def __cinit__(self):
         self.lines = NULL
         self.count = 0
         self.parts = []
+
+    def __init__(self, Dictionary dictionary not None):
+        self.dictionary = dictionary
 
     def __dealloc__(self):
         free(self.lines)

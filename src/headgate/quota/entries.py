@@ -140,6 +140,8 @@ def _name(what: str, value: object, longest: int) -> None:
         raise ValueError(
             f"{what} must have at most {longest} bytes of UTF-8, got {size}: {value[:40]!r}..."
         )
+    if value.isascii() and value.isprintable():
+        return  # as nearly all are, and a file may have many
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value):
         raise ValueError(f"{what} must have no control characters, got {value!r}")
     if any(0xD800 <= ord(character) < 0xE000 for character in value):

@@ -1,13 +1,9 @@
-"""The quotas that a node has in hand: what is a user's share in this slot, and how good is it?
+"""The quotas that a node has in hand: who was given what for which slot, and by which word.
 
-    fresh      a Quota for this very slot names the user
-    reused     the newest one that names him is 1 to `lease` slots old: its amounts once more
-    safe       it is older: his safe share, as credit
-    newcomer   the newest whole Quota knows the service but not the user: newcomers' share
-    free       a Quota of this version of the limits gave him no shares: he has no limit
-    fallback   nobody has told anything of the service: the node's own rate
+The reporter takes them in here, and brings what counts into the shared memory, where requests look
+it up (`_user.pxd` says what a user has by it: fresh, reused, safe, newcomer, free, fallback).
 
-Rules: a Quota of a lower epoch than the highest seen is not let in (`NodeState` sees to that).
+Rules: a Quota of a lower epoch than the highest seen is not let in (`Reporter` sees to that).
 A whole Quota replaces what was said of its slot before, another amends single users. Messages
 overtake each other; of two words on one user and slot the one of the higher (epoch, time)
 counts. An amendment for a slot whose whole Quota was lost names its users; the others go on with
@@ -17,18 +13,11 @@ the Quota before. Free users are remembered until `version` changes, and no more
 Amounts are units per slot.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from headgate.quota.protocol import Quota, Share
 
-__all__ = ["FALLBACK", "FREE", "FRESH", "NEWCOMER", "REUSED", "SAFE", "QuotasInHand"]
-
-FRESH = "fresh"
-REUSED = "reused"
-SAFE = "safe"
-NEWCOMER = "newcomer"
-FREE = "free"
-FALLBACK = "fallback"
+__all__ = ["QuotasInHand"]
 
 _MOST_FREE = 100_000
 # Quotas come one slot ahead. A few more may be kept; a wild slot number must fill no memory.
@@ -146,31 +135,6 @@ class QuotasInHand:
             if hand.whole is not None:
                 return at, newcomers
         return -1, newcomers
-
-    def find(self, service: str, user: str) -> tuple[str, Sequence[tuple[str, float]]]:
-        """The state of a user and what he may take of each limited resource in this slot."""
-        if self.is_free(service, user):
-            return FREE, ()
-        newcomers: dict[str, float] = {}
-        for hand in self._usable:
-            users = hand.users.get(service)
-            if users is not None:
-                shares = users.get(user)
-                if shares:
-                    return self._share(hand, shares)
-                newcomers = newcomers or hand.newcomers[service]
-        if newcomers:
-            return NEWCOMER, tuple(newcomers.items())
-        return FALLBACK, ()
-
-    def _share(
-        self, hand: _Hand, shares: dict[str, Share]
-    ) -> tuple[str, Sequence[tuple[str, float]]]:
-        age = self._slot + self._held - hand.slot
-        if age > self._lease:
-            return SAFE, [(resource, share.safe) for resource, share in shares.items()]
-        state = FRESH if age == 0 else REUSED
-        return state, [(resource, share.amount) for resource, share in shares.items()]
 
     def _take_version(self, quota: Quota, stamp: _Stamp) -> bool:
         """Forget and learn who is free. A message that was overtaken says nothing new of it."""

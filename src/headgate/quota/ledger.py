@@ -443,6 +443,10 @@ class Ledger:
 
     def snapshot(self) -> bytes:
         """Everything that must outlive this ledger, for `restore`: buckets, promises, sequences."""
+        return self.begin_snapshot()()
+
+    def begin_snapshot(self) -> Callable[[], bytes]:
+        """A snapshot of now, in two steps: the second may be done in a thread."""
         head = {
             "slot_seconds": self.slot_seconds,
             "first": self._first,
@@ -457,7 +461,8 @@ class Ledger:
             ),
             "since": self._table.begun_after(self._first),
         }
-        return pack(head, {name: book.dump() for name, book in self._books.items()})
+        dumps = {name: book.dump() for name, book in self._books.items()}
+        return lambda: pack(head, dumps)
 
     def restore(self, packed: bytes) -> None:
         """Go on from a snapshot; ConfigError when it cannot be used, and nothing is changed then.

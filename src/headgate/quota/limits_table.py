@@ -13,6 +13,7 @@ from headgate.quota.entries import Entry
 __all__ = ["LimitsTable"]
 
 _EVERYONE = "*"
+_LARGEST_VERSION = 1 << 56
 
 
 class LimitsTable:
@@ -96,13 +97,17 @@ class LimitsTable:
 
 
 def _fingerprint(entries: dict[str, dict[str, Entry]]) -> int:
-    """The same for the same limits, in every process."""
-    digest = hashlib.blake2b(digest_size=7)
-    for service in sorted(entries):
-        for user, entry in sorted(entries[service].items()):
+    """The same for the same limits, in every process and in any order.
+
+    A sum, not a digest of all of them in order: sorting many would hold up the other threads.
+    """
+    total = 0
+    for service, users in entries.items():
+        for user, entry in users.items():
             terms = (service, user, entry.burst_seconds, sorted(entry.rates.items()))
-            digest.update(repr(terms).encode())
-    return int.from_bytes(digest.digest())
+            digest = hashlib.blake2b(repr(terms).encode(), digest_size=8).digest()
+            total += int.from_bytes(digest)
+    return total % _LARGEST_VERSION
 
 
 def _lowest(users: dict[str, Entry]) -> dict[str, float]:

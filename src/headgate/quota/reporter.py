@@ -10,7 +10,7 @@ makes a new reporter, which tells all totals again, as reports of the same life 
 centrals book only what is new to them.
 
 Every call is given the host's monotonic time; there is no thread, no timer, no I/O. What is in hand
-is `in_hand`'s matter, who knows what is `report_book`'s, the slot `slot_clock`'s, what a request
+is `in_hand`'s matter, who knows what is `_report_book`'s, the slot `slot_clock`'s, what a request
 may take `_user.pxd`'s. The page docs/node.md says the same for those who write a node in another
 language, and tests/quota/node_cases.json holds both to it.
 
@@ -25,10 +25,10 @@ from itertools import islice
 
 from headgate.errors import ProtocolError
 from headgate.quota._host import Host
+from headgate.quota._report_book import Account, ReportBook
 from headgate.quota.fraction import fraction
 from headgate.quota.in_hand import QuotasInHand
 from headgate.quota.protocol import Ack, Ask, Quota, Report, Share
-from headgate.quota.report_book import Account, ReportBook
 from headgate.quota.slot_clock import SlotClock
 
 __all__ = ["NodeStatus", "Reporter"]
@@ -73,12 +73,15 @@ class Reporter:
             raise ValueError(f"centrals must be one or more different names, got {centrals!r}")
         self.boot: int = self._head.boot if boot is None else boot
         self._hands = QuotasInHand(host.lease)
-        self._book = ReportBook(host.node_id, self.boot, self._centrals, self._head.sequence + 1)
-        self._accounts: dict[tuple[int, bytes], Account] = {}
-        self._holding: dict[Account, None] = {}  # had running requests at their last report
+        self._book = ReportBook(
+            host.node_id,
+            self.boot,
+            self._centrals,
+            self._head.service_name,
+            host.resource_name,
+            self._head.sequence + 1,
+        )
         self._resting: dict[Account, None] = {}  # nobody needs their totals any more
-        self._unsettled: dict[Account, None] = {}
-        self._asking: dict[str, dict[str, None]] = {}
 
         # Go on where the last reporter stopped, or where the memory began.
         base = self._head.base()
@@ -309,76 +312,15 @@ class Reporter:
         return self._report(now, self._slot, leaving=True)
 
     def _report(self, now: float, slot: int, *, leaving: bool) -> list[tuple[str, Report]]:
-        self._collect(self._window + 1 if leaving else self._window)
-        self._expire()
-        self._head.next_sequence()
-        reports, fresh = self._book.reports(slot, now, epoch=self._epoch, leaving=leaving)
-        for account in fresh:
-            self._unsettled[account] = None
-            if account.is_holding:
-                self._holding[account] = None
-        self._settle(now)
-        return reports
-
-    def _collect(self, window: int) -> None:
-        """Bring the accounts to what the records held when `window` began."""
-        for service, name, changed, lines in self._host.collect(window, self._collected):
-            key = (service, name)
-            account = self._accounts.get(key)
-            if account is None:
-                account = self._accounts[key] = Account(*self._host.names_of(service, name), key)
-                self._book.mark(account)
-            account.changed_in = changed
-            if account.seen != lines:
-                account.seen = lines
-                self._enter(account)
+        window = self._window + 1 if leaving else self._window
+        for _ in self._host.collect(self._book, window, self._collected):
+            pass  # other threads may have a turn here
         self._collected = window
-
-    def _enter(self, account: Account) -> None:
-        is_changed = False
-        for number, consumed, rejected, requests, held, settled in account.seen:
-            total = account.total(self._host.resource_name(number), settled)
-            if (total.consumed, total.rejected, total.requests, total.held) != (
-                consumed,
-                rejected,
-                requests,
-                held,
-            ):
-                total.consumed = consumed
-                total.rejected = rejected
-                total.requests = requests
-                total.held = held
-                total.changed = self._book.sequence
-                is_changed = True
-        if is_changed:
-            self._book.mark(account)
-
-    def _expire(self) -> None:
-        """Requests that were never settled have died."""
-        for account in list(self._holding):
-            if self._window - account.changed_in > self._host.reservation_windows:
-                for total in account.totals.values():
-                    if total.held:
-                        total.held = 0.0
-                        total.changed = self._book.sequence
-                        self._book.mark(account)
-            if not account.is_holding:
-                del self._holding[account]
-
-    def _settle(self, now: float) -> None:
-        """Note in the records what the leader has acknowledged, for the next reporter."""
-        for account in list(self._unsettled):
-            noted = {
-                resource: total.settled
-                for resource, total in account.totals.items()
-                if total.settle(self._book.settled) != total.noted
-            }
-            if noted:
-                self._host.put_settled(now, account.service, account.name, noted)
-                for resource, settled in noted.items():
-                    account.totals[resource].noted = settled
-            if account.changed <= self._book.settled:
-                del self._unsettled[account]
+        self._book.expire(self._window, self._host.reservation_windows)
+        self._head.next_sequence()
+        reports = self._book.reports(slot, now, epoch=self._epoch, leaving=leaving)
+        self._host.put_settled(self._book)
+        return reports
 
     def _forget(self, now: float) -> None:
         self._resting.update(dict.fromkeys(self._book.drop_idle()))
@@ -387,9 +329,7 @@ class Reporter:
             if self._book.is_waiting(account):
                 continue
             if self._is_forgotten(now, account):
-                del self._accounts[account.key]
-                self._unsettled.pop(account, None)
-                self._holding.pop(account, None)
+                self._book.forget(account)
             else:
                 self._resting[account] = None
 

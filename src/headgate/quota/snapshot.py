@@ -33,8 +33,11 @@ def pack(head: dict[str, Any], books: dict[str, BookDump]) -> bytes:
     sections = [json.dumps(head).encode()]
     for name, (names, numbers, cells) in books.items():
         sections += [name.encode(), json.dumps(names).encode(), numbers, cells]
-    body = b"".join(_LENGTH.pack(len(section)) + section for section in sections)
-    return _START.pack(MAGIC, VERSION, CELL_SIZE, zlib.crc32(body)) + body
+    parts = [part for section in sections for part in (_LENGTH.pack(len(section)), section)]
+    crc = 0
+    for part in parts:  # the sections may be large, and are copied once only
+        crc = zlib.crc32(part, crc)
+    return b"".join([_START.pack(MAGIC, VERSION, CELL_SIZE, crc), *parts])
 
 
 def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:

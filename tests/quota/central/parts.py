@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -130,12 +131,12 @@ class V1Node:
 
 def closed_with(socket: ClientConnection) -> tuple[int, str]:
     """The code and the reason with which the central ends a connection."""
-    try:
+    with pytest.raises(ConnectionClosed) as caught:
         while True:
             socket.recv(timeout=10)
-    except ConnectionClosed as closed:
-        assert closed.rcvd is not None, "no close frame came"
-        return closed.rcvd.code, closed.rcvd.reason
+    told = caught.value.rcvd
+    assert told is not None, "no close frame came"
+    return told.code, told.reason
 
 
 def raw_websocket(central: Central, source: str = "127.0.0.1", path: str = "/") -> socket.socket:

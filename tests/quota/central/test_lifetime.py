@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import time
 
 import pytest
@@ -21,10 +22,13 @@ def test_it_is_one_of_the_public_names() -> None:
 
 def test_in_a_loop_of_ones_own() -> None:
     async def story() -> str:
-        async with Central(LIMITS, listen="127.0.0.1:0") as central:
-            async with connect_async(central.ws_url) as socket:
-                await socket.send('{"node_id": "n", "slot_number": %d}' % time.time())
-                return str(await socket.recv())
+        report = json.dumps({"node_id": "n", "slot_number": int(time.time())})
+        async with (
+            Central(LIMITS, listen="127.0.0.1:0") as central,
+            connect_async(central.ws_url) as socket,
+        ):
+            await socket.send(report)
+            return str(await socket.recv())
 
     assert asyncio.run(story()).startswith('{"front":')
 
@@ -82,17 +86,16 @@ def test_what_makes_no_sense_raises_at_once(
 
 
 def test_limits_that_cannot_be_read_stop_the_start() -> None:
-    with pytest.raises(ConfigError, match="nothing.toml"):
-        with running(limits="/nowhere/nothing.toml"):
-            pass
+    with pytest.raises(ConfigError, match="nothing.toml"), running(limits="/nowhere/nothing.toml"):
+        pass
 
 
 def test_a_port_that_is_taken() -> None:
     with running() as central:
         listen = central.url.removeprefix("http://")
-        with pytest.raises(Unavailable, match="cannot listen on 127.0.0.1:"):
-            with running(listen=listen):
-                pass
+        taken = pytest.raises(Unavailable, match="cannot listen on 127.0.0.1:")
+        with taken, running(listen=listen):
+            pass
 
 
 def test_a_stop_answers_what_has_come_in_and_tells_everyone() -> None:

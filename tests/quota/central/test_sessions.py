@@ -48,7 +48,9 @@ def test_quotas_come_by_themselves_slot_after_slot(binary: bool) -> None:
         for _ in range(5):
             slot = slot_of(central)
             node.report(slot - 1, ann=float(len(slots)))
-            quota = node.read_until(lambda got: isinstance(got, Quota) and got.slot > slot)
+            quota = node.read_until(
+                lambda got, slot=slot: isinstance(got, Quota) and got.slot > slot
+            )
             slots.append(quota.slot)
         assert slots == sorted(set(slots))
         assert "ann" in quota.services["front"].users

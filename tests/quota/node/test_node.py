@@ -17,12 +17,15 @@ from headgate import Node, Throttled
 from headgate.errors import ConfigError
 
 WaitUntil = Callable[..., None]
+MakeCentral = Callable[..., Any]
+MakeNode = Callable[..., Node]
 
 REPORT = """
 import sys
 from headgate import Node
 node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
 node.start()
+node.consume("front", "ann", {"requests": 5})
 print("started", flush=True)
 sys.stdin.read()
 """
@@ -47,8 +50,13 @@ sys.stdin.read()
 """
 
 
-def make_node(central: Any, **options: Any) -> Node:
-    return Node(central.url, **{"node_id": "web", "services": ["front"]} | options)
+@pytest.fixture
+def make_node(tmp_path: Path) -> Callable[..., Node]:
+    def make(central: Any) -> Node:
+        shared = str(tmp_path / "memory")
+        return Node(central.url, node_id="web", services=["front"], shared=shared)
+
+    return make
 
 
 def is_connected(node: Node) -> bool:
@@ -68,7 +76,7 @@ def python(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_user_gets_his_share_from_the_central_and_no_more(
-    make_central: Callable[..., Any], wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, wait_until: WaitUntil
 ) -> None:
     central = make_central()
     with make_node(central) as node:
@@ -92,7 +100,7 @@ def test_a_user_gets_his_share_from_the_central_and_no_more(
 
 
 def test_nothing_that_was_consumed_while_the_central_was_away_is_lost(
-    make_central: Callable[..., Any], wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, wait_until: WaitUntil
 ) -> None:
     central = make_central()
     with make_node(central) as node:
@@ -108,8 +116,9 @@ def test_nothing_that_was_consumed_while_the_central_was_away_is_lost(
         assert node.status().centrals[0].connections == 2
 
 
-def test_requests_do_not_wait_for_a_central_that_is_not_there() -> None:
-    with Node("ws://127.0.0.1:9", node_id="web", services=["front"]) as node:
+def test_requests_do_not_wait_for_a_central_that_is_not_there(tmp_path: Path) -> None:
+    shared = str(tmp_path / "memory")
+    with Node("ws://127.0.0.1:9", node_id="web", services=["front"], shared=shared) as node:
         began = time.perf_counter()
         admitted = sum(node.allows("front", "ann") for _ in range(1000))
         assert time.perf_counter() - began < 1.0
@@ -121,17 +130,20 @@ def test_requests_do_not_wait_for_a_central_that_is_not_there() -> None:
 
 
 def test_the_last_to_close_says_that_the_node_leaves(
-    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     central = make_central()
-    shared = str(tmp_path / "memory")
-    first, second = make_node(central, shared=shared), make_node(central, shared=shared)
+    first, second = make_node(central), make_node(central)
     first.start()
     wait_until(lambda: is_connected(first))
     second.start()
     assert not second.status().is_reporting
     assert second.status().reporter_pid == os.getpid()
-    assert second.metrics().endswith('headgate_node_reporting{node="web"} 0\n')
+    assert 'headgate_node_reporting{node="web"} 0\n' in second.metrics()
+    first.consume("front", "ann", {"requests": 1.0})
+    status = second.status()  # what stands in the memory that both share
+    assert sum(status.users["front"].values()) == 1
+    assert (status.slot, status.centrals) == (first.status().slot, ())
     first.close()
     wait_until(lambda: second.status().is_reporting and is_connected(second))
     assert not any(report.leaving for report in central.reports)
@@ -140,11 +152,10 @@ def test_the_last_to_close_says_that_the_node_leaves(
 
 
 def test_one_that_never_reported_says_it_if_it_is_the_last(
-    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     central = make_central()
-    shared = str(tmp_path / "memory")
-    first, second = make_node(central, shared=shared), make_node(central, shared=shared)
+    first, second = make_node(central), make_node(central)
     first.start()
     wait_until(lambda: is_connected(first))
     second.start()
@@ -155,7 +166,7 @@ def test_one_that_never_reported_says_it_if_it_is_the_last(
 
 
 def test_another_process_goes_on_when_the_one_that_reports_is_killed(
-    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     central = make_central()
     shared = str(tmp_path / "memory")
@@ -163,15 +174,19 @@ def test_another_process_goes_on_when_the_one_that_reports_is_killed(
         assert other.stdout is not None
         assert other.stdout.readline() == "started\n"
         wait_until(lambda: central.connections == 1)
-        with make_node(central, shared=shared) as node:
+        with make_node(central) as node:
             status = node.status()
             assert (status.is_reporting, status.reporter_pid) == (False, other.pid)
             other.send_signal(signal.SIGKILL)
+            node.consume("front", "ann", {"requests": 6})
             wait_until(lambda: node.status().is_reporting and is_connected(node), 3.0)
+            # As reports of one life of the counters: nothing is lost, nothing counted twice.
+            wait_until(lambda: central.consumed("front", "ann", "requests") == 11.0)
+            assert len({report.boot for report in central.reports}) == 1
 
 
 def test_a_child_of_a_fork_reports_for_itself_when_its_parent_dies(
-    make_central: Callable[..., Any], tmp_path: Path, wait_until: WaitUntil
+    make_central: MakeCentral, tmp_path: Path, wait_until: WaitUntil
 ) -> None:
     central = make_central()
     with python(FORK, central.url, str(tmp_path / "memory")) as parent:
@@ -191,7 +206,7 @@ def test_a_child_of_a_fork_reports_for_itself_when_its_parent_dies(
 
 
 def test_a_node_is_of_use_in_an_event_loop(
-    make_central: Callable[..., Any], wait_until: WaitUntil
+    make_central: MakeCentral, make_node: MakeNode, wait_until: WaitUntil
 ) -> None:
     central = make_central()
 
@@ -205,7 +220,25 @@ def test_a_node_is_of_use_in_an_event_loop(
     assert central.reports[-1].leaving
 
 
-def test_a_closed_node_is_over(make_central: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("bad", ["\udc80", "ü" * 100 + "\ud800"])
+def test_a_name_that_no_frame_can_carry_is_refused_and_holds_up_nobody(
+    make_central: MakeCentral, make_node: MakeNode, wait_until: WaitUntil, bad: str
+) -> None:
+    # One such user once stopped the reports of all others.
+    central = make_central()
+    with make_node(central) as node:
+        for name, amounts in ((bad, {"requests": 1.0}), ("ann", {bad: 1.0})):
+            with pytest.raises(ValueError, match="must"):
+                node.consume("front", name, amounts)
+        with pytest.raises(ValueError, match="user must be text that has UTF-8"):
+            node.allows("front", bad)
+        with pytest.raises(ValueError, match="service must"):
+            node.allows(bad, "ann")
+        node.consume("front", "ann", {"requests": 2.0})
+        wait_until(lambda: central.consumed("front", "ann", "requests") == 2.0)
+
+
+def test_a_closed_node_is_over(make_central: MakeCentral, make_node: MakeNode) -> None:
     node = make_node(make_central())
     assert repr(node).endswith("node_id='web', not started)")
     assert not node.status().is_started
@@ -218,8 +251,9 @@ def test_a_closed_node_is_over(make_central: Callable[..., Any]) -> None:
         node.start()
 
 
-def test_its_verbs_are_the_hosts_own() -> None:
-    node = Node("ws://127.0.0.1:9", node_id="web", services=["front"])
+def test_its_verbs_are_the_hosts_own(tmp_path: Path) -> None:
+    shared = str(tmp_path / "memory")
+    node = Node("ws://127.0.0.1:9", node_id="web", services=["front"], shared=shared)
     assert vars(node)["allows"] == node._host.allows
     assert vars(node)["throttle"] == node._host.throttle
     assert vars(node)["consume"] == node._host.consume
@@ -230,6 +264,11 @@ def test_its_verbs_are_the_hosts_own() -> None:
     ("options", "error", "message"),
     [
         ({"services": "front"}, TypeError, "services takes several names"),
+        ({"services": []}, ValueError, "services must name one or more"),
+        ({"services": ["x" * 51]}, ValueError, "a service must have 1 to 50 bytes"),
+        ({"node_id": ""}, ValueError, "node_id must have 1 to 200 bytes"),
+        ({"node_id": "\udc80"}, ValueError, "node_id must be text that has UTF-8"),
+        ({"node_id": 7}, TypeError, "node_id must be a str, got 7"),
         ({"token": "two words"}, ValueError, "token must be"),
         ({"slot_seconds": 0.0}, ValueError, "slot_seconds"),
         ({"ca_file": "ca.pem"}, ValueError, "ca_file is for wss://"),
@@ -238,8 +277,9 @@ def test_its_verbs_are_the_hosts_own() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(
-    options: dict[str, Any], error: type[Exception], message: str
+    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     usual = {"centrals": "ws://127.0.0.1:9", "node_id": "web", "services": ["front"]}
+    usual["shared"] = str(tmp_path / "memory")
     with pytest.raises(error, match=message):
         Node(**usual | options)

@@ -154,5 +154,5 @@ def test_prometheus_reads_the_metrics() -> None:
 
 def test_a_worker_that_does_not_report_says_so() -> None:
     text = prometheus_text(EndNodeStatus("web", True, False, 7))
-    [family] = text_string_to_metric_families(text)
-    assert [(one.name, one.value) for one in family.samples] == [("headgate_node_reporting", 0.0)]
+    families = [(one.name, one.samples[0].value) for one in text_string_to_metric_families(text)]
+    assert families == [("headgate_node_reporting", 0.0), ("headgate_node_leader_epoch", -1.0)]

@@ -18,7 +18,7 @@ Lua writes an empty table as `[]` as often as `{}`, and whole numbers as floats:
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import orjson
@@ -26,7 +26,9 @@ import orjson
 from headgate.errors import ProtocolError
 from headgate.quota.central.connection import Connection
 from headgate.quota.central_state import CentralState
+from headgate.quota.protocol import ServiceQuota
 from headgate.quota.wire import Bounds
+from headgate.quota.wire.text import write_classic
 
 __all__ = ["ClassicBook", "InvalidMessage", "Parsed", "error", "parse"]
 
@@ -94,20 +96,10 @@ class ClassicBook:
         # A node whose clock is a little off gets the quota of the slot it means. One that is far
         # off gets ours, under the number it has for it.
         about = sent_in if abs(sent_in - slot) <= 1 else slot
-        quotas = ledger.quota(about, node)
-        key = str(sent_in + 1)
-        answer: dict[str, dict[str, dict[str, dict[str, float]]]] = {
-            service: {
-                key: {
-                    user: {resource: share.amount for resource, share in shares.items()}
-                    for user, shares in quota.users.items()
-                }
-            }
-            for service, quota in quotas.items()
-        }
+        quotas = dict(ledger.quota(about, node))
         for service in (*consumption, *rejection):
-            answer.setdefault(service, {key: {}})
-        return orjson.dumps(answer)
+            quotas.setdefault(service, ServiceQuota({}, {}))
+        return write_classic(quotas, sent_in + 1).encode()
 
     def _counts(self, what: str, message: Parsed) -> _Counts:
         services = _table(what, message.get(what, {}))
@@ -121,14 +113,19 @@ class ClassicBook:
                 raise InvalidMessage(
                     "TooManyUsers", f"{what} must have at most {self._bounds.users} users"
                 )
-            counts[service] = {}
-            for user, resources in users.items():
-                self._name("a user", user)
-                resources = _table(what, resources)
-                for resource in resources:
-                    self._name("a resource", resource)
-                counts[service][user] = resources
+            if not set(map(type, users.values())) <= {dict}:
+                users = {user: _table(what, resources) for user, resources in users.items()}
+            self._names("a user", users)
+            self._names("a resource", set().union(*users.values()))
+            counts[service] = users
         return counts
+
+    def _names(self, what: str, names: Collection[str]) -> None:
+        """All of them; one by one only when one is long or empty."""
+        lengths = set(map(len, names))
+        if lengths and (min(lengths) == 0 or max(lengths) * 4 > self._bounds.name_bytes):
+            for name in names:
+                self._name(what, name)
 
     def _name(self, what: str, name: object, most: int | None = None) -> str:
         most = self._bounds.name_bytes if most is None else most

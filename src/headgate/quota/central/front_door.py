@@ -7,6 +7,7 @@ it shut with a few thousand silent connections.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -18,20 +19,20 @@ __all__ = ["FrontDoor", "Hall"]
 
 _REQUEST_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
+_WHY = b'{"error_code": "Overloaded", "error_message": "overloaded: too many callers"}'
 _FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    b"content-length: 76\r\n\r\n"
-    b'{"error_code": "Overloaded", "error_message": "overloaded: too many callers"}'
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_WHY), _WHY)
 )
 
 
 class Hall:
     """Those who are inside the door and have no websocket."""
 
-    def __init__(self, most: int = 500) -> None:
+    def __init__(self, refused: Callable[[], None], most: int = 500) -> None:
         self.most = most
         self.callers: set[FrontDoor] = set()
-        self.refused = 0
+        self.refused = refused
 
     def tend(self, now: float) -> None:
         for caller in list(self.callers):
@@ -57,7 +58,7 @@ class FrontDoor(H11Protocol):
         super().connection_made(transport)
         self._asked_at = self.loop.time()
         if len(self._hall.callers) >= self._hall.most:
-            self._hall.refused += 1
+            self._hall.refused()
             transport.write(_FULL)
             transport.close()
         else:

@@ -6,6 +6,7 @@
 
 import asyncio
 import functools
+import itertools
 import socket
 import ssl
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ class Server:
         tls_key: str | None,
     ) -> None:
         self._board = board
-        self._hall = Hall()
+        self._hall = Hall(lambda: board.metrics.refused("overloaded"))
         self._pulse = Pulse(board, state_file, self._hall.tend)
         self._host = host
         self._port = port
@@ -109,10 +110,10 @@ class Server:
     async def _answer_the_rest(self) -> None:
         """What has arrived is read in the next round of the loop; a long frame takes some more."""
         until = self._board.now() + _ANSWER_SECONDS
-        for _ in range(_ROUNDS):
+        for turn in itertools.count():
             await asyncio.sleep(0)
-        while self._board.is_busy and self._board.now() < until:
-            await asyncio.sleep(0)
+            if turn >= _ROUNDS and (not self._board.is_busy or self._board.now() > until):
+                break
 
 
 class _AdminOnly:

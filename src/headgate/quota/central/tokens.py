@@ -17,13 +17,11 @@ import stat
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from headgate.errors import ConfigError
 
-__all__ = ["Role", "Tokens", "is_loopback", "read_tokens"]
-
-Role: TypeAlias = Literal["admin", "node"]
+__all__ = ["Tokens", "is_loopback", "read_tokens"]
 
 _SHORTEST = 8
 _LONGEST = 500
@@ -45,7 +43,7 @@ class Tokens:
     def are_set(self) -> bool:
         return self.node is not None and self.admin is not None
 
-    def allows(self, role: Role, authorization: str | None) -> bool:
+    def allows(self, role: Literal["admin", "node"], authorization: str | None) -> bool:
         """Whether a header `Authorization: Bearer TOKEN` will do. An administrator may do all."""
         wanted = [self.admin] if role == "admin" else [self.node, self.admin]
         if wanted[0] is None:

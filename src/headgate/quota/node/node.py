@@ -32,7 +32,7 @@ from headgate.errors import ConfigError
 from headgate.limits.checks import positive
 from headgate.quota._host import Host
 from headgate.quota.node.addresses import central_urls
-from headgate.quota.node.standing import EndNodeStatus, prometheus_text
+from headgate.quota.node.standing import EndNodeStatus, of_memory, prometheus_text
 
 if TYPE_CHECKING:
     import ssl
@@ -90,10 +90,12 @@ class Node:
         clock: Clock | None = None,
     ) -> None:
         self.centrals = central_urls(centrals)
-        self.node_id = node_id
+        self.node_id = _name("node_id", node_id, 200)
         if isinstance(services, str):
             raise TypeError(f"services takes several names, like [{services!r}], got {services!r}")
-        self.services = tuple(services)
+        self.services = tuple(_name("a service", service, 50) for service in services)
+        if not self.services:
+            raise ValueError(f"services must name one or more, got {services!r}")
         if token is not None and not _TOKEN.fullmatch(token):
             raise ValueError("token must be 1 to 500 printable ASCII characters without spaces")
         self._token = token
@@ -143,7 +145,10 @@ class Node:
         """How the node stands, as far as this worker knows."""
         reporting = self._reporting
         if reporting is None:
-            return EndNodeStatus(self.node_id, False, False, None)
+            if self._is_closed:
+                return EndNodeStatus(self.node_id, False, False, None)
+            now = self._host.now()
+            return of_memory(self._host, now, is_started=False, reporter_pid=None)
         return reporting.status()
 
     def metrics(self) -> str:
@@ -188,6 +193,19 @@ class Node:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "started" if self._reporting else "not started"
         return f"Node({list(self.centrals)}, node_id={self.node_id!r}, {state})"
+
+
+def _name(what: str, name: str, most: int) -> str:
+    """A name as the centrals take it."""
+    if not isinstance(name, str):
+        raise TypeError(f"{what} must be a str, got {name!r}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} must be text that has UTF-8, got {name!r}") from None
+    if not 1 <= size <= most:
+        raise ValueError(f"{what} must have 1 to {most} bytes of UTF-8, got {name!r}")
+    return name
 
 
 def _start_in_child(node: "weakref.ref[Node]") -> Callable[[], None]:

@@ -29,7 +29,7 @@ from headgate.quota._host import Host
 from headgate.quota.node.link import Link, LinkOptions
 from headgate.quota.node.lock import ReporterLock
 from headgate.quota.node.quota_times import QuotaTimes
-from headgate.quota.node.standing import EndNodeStatus, QuotaStanding
+from headgate.quota.node.standing import EndNodeStatus, QuotaStanding, of_memory
 from headgate.quota.protocol import Ack, Quota
 from headgate.quota.reporter import Reporter
 
@@ -202,9 +202,9 @@ class Reporting:
     async def _status(self) -> EndNodeStatus:
         reporter, times = self._reporter, self._times
         pid = self._lock.reporter()
-        if reporter is None or times is None:
-            return EndNodeStatus(self._node_id, True, False, pid)
         now = self._host.now()
+        if reporter is None or times is None:
+            return of_memory(self._host, now, is_started=True, reporter_pid=pid)
         known = reporter.status(now)
         state, seconds = times.state(now)
         return EndNodeStatus(

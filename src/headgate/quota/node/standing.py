@@ -1,12 +1,15 @@
 """How an end node stands, for the one on call: what `Node.status()` tells, and as Prometheus text.
 
-Times are seconds. A worker that does not report knows who it is and who reports; quotas, users
-and connections are known where the centrals are talked to, and are empty elsewhere.
+Times are seconds. A worker that does not report knows what stands in the shared memory: the slot,
+the leader's epoch, and what its users have in hand. Connections, and for how long the quota has
+been fresh or not, are known where the centrals are talked to, and are empty elsewhere.
 """
 
 from dataclasses import dataclass, field
 
-__all__ = ["CentralStanding", "EndNodeStatus", "QuotaStanding", "prometheus_text"]
+from headgate.quota._host import Host
+
+__all__ = ["CentralStanding", "EndNodeStatus", "QuotaStanding", "of_memory", "prometheus_text"]
 
 _Rows = list[tuple[dict[str, str], float]]  # labels and a value
 
@@ -69,6 +72,23 @@ class EndNodeStatus:
     centrals: tuple[CentralStanding, ...] = ()
 
 
+def of_memory(
+    host: Host, now: float, *, is_started: bool, reporter_pid: int | None
+) -> EndNodeStatus:
+    """What every process of a host can tell."""
+    told = host.head.base()
+    return EndNodeStatus(
+        host.node_id,
+        is_started=is_started,
+        is_reporting=False,
+        reporter_pid=reporter_pid,
+        slot=host.window(now)[0],
+        epoch=told["epoch"],
+        nodes=told["nodes"],
+        users=host.states(now),
+    )
+
+
 def prometheus_text(status: EndNodeStatus) -> str:
     """The status in the text format of Prometheus."""
     lines: list[str] = []
@@ -105,12 +125,12 @@ def prometheus_text(status: EndNodeStatus) -> str:
             "Time that the quota was in each state",
             [(me | {"state": state}, seconds) for state, seconds in states.items()],
         )
-        family(
-            "leader_epoch",
-            "gauge",
-            "Epoch of the leader that is followed, -1 without one",
-            [(me, float(status.epoch))],
-        )
+    family(
+        "leader_epoch",
+        "gauge",
+        "Epoch of the leader that is followed, -1 without one",
+        [(me, float(status.epoch))],
+    )
     if status.quota_age is not None:
         family(
             "quota_age_slots",

@@ -14,6 +14,7 @@ from headgate.errors import ProtocolError
 from headgate.quota.ledger import Ledger
 from headgate.quota.protocol import Ack, Ask, Quota, Report
 from headgate.quota.wire import text
+from headgate.quota.wire._text import TextEntries
 from headgate.quota.wire.bounds import SUBPROTOCOL, Bounds
 from headgate.quota.wire.frames import FrameReader, FrameWriter
 
@@ -29,13 +30,14 @@ class CentralWire:
         self._bounds = bounds
         self._reader = FrameReader(bounds)
         self._writer = FrameWriter(bounds)
+        self._entries = TextEntries()
         self._is_text = False
 
     def read(self, frame: bytes | str) -> Report | Ask:
         """What the node has sent; ProtocolError when it makes no sense."""
         self._is_text = isinstance(frame, str)
         if isinstance(frame, str):
-            return text.read_message(frame, self._bounds)
+            return text.read_message(frame, self._entries, self._bounds)
         message = self._reader.read(frame)
         if not isinstance(message, Report | Ask):
             raise ProtocolError(f"a node sends {type(message).__name__}, expected Report or Ask")

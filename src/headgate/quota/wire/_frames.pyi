@@ -17,6 +17,7 @@ def read_shares(
     most: int,
 ) -> int: ...
 
+@disjoint_base
 class KnownBuckets: ...
 
 @disjoint_base

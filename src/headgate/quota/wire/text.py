@@ -9,10 +9,14 @@ what does not.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from headgate.errors import ProtocolError
-from headgate.quota.protocol import Ack, Ask, Line, Lines, Quota, Report, ServiceQuota, Share
+from headgate.quota._given import GivenShares
+from headgate.quota._lines import PackedLines
+from headgate.quota.protocol import Ack, Ask, Quota, Report, ServiceQuota, Share
+from headgate.quota.wire._text import TextEntries, find_lines, write_users
 from headgate.quota.wire.bounds import Bounds
 from headgate.quota.wire.checks import amount, fail, flag, name, time, whole
 
@@ -21,16 +25,30 @@ try:
 except ImportError:  # a node without the central's extra
     orjson = None  # type: ignore[assignment]
 
-__all__ = ["read_answer", "read_message", "write_answer", "write_message"]
+__all__ = ["read_answer", "read_message", "write_answer", "write_classic", "write_message"]
 
-_COUNT = 1 << 63  # of requests; it may wrap at 2**32
 _VERSION = 1 << 56
 
 
-def read_message(frame: str, bounds: Bounds) -> Report | Ask:
-    """What a node has sent."""
+def read_message(frame: str, entries: TextEntries, bounds: Bounds) -> Report | Ask:
+    """What a node has sent; `entries` are those of its connection."""
+    lines = None
+    if len(frame) > bounds.frame_bytes:
+        fail("the length of the frame", len(frame), f"at most {bounds.frame_bytes}")
+    try:
+        packed = frame.encode()
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"the frame is not UTF-8: {error}") from error
+    begin = find_lines(packed)
+    if begin >= 0:
+        # The bulk is read by our own parser: to make a list of each line would cost more than
+        # all that is done with it. The rest is JSON like any other.
+        lines, end = entries.parse(packed, begin, bounds)
+        frame = f"{packed[:begin].decode()}{{}}{packed[end:].decode()}"
     kind, body = _open(frame, bounds, "report", "ask")
-    return _report(body, bounds) if kind == "report" else _ask(body, bounds)
+    if kind == "ask":
+        return _ask(body, bounds)
+    return _report(body, lines or entries.pack(body.get("lines"), bounds), bounds)
 
 
 def read_answer(frame: str, bounds: Bounds) -> Ack | Quota:
@@ -41,25 +59,55 @@ def read_answer(frame: str, bounds: Bounds) -> Ack | Quota:
 
 def write_message(message: Report | Ask) -> str:
     if isinstance(message, Report):
-        return _dumps("report", message._asdict())
+        body = message._asdict()
+        body["lines"] = dict(message.lines.items())
+        return _dumps("report", body)
     return _dumps("ask", message._asdict())
 
 
 def write_answer(answer: Ack | Quota) -> str:
     if isinstance(answer, Ack):
         return _dumps("ack", answer._asdict())
-    body = answer._asdict()
-    body["services"] = {
-        service: {"newcomers": part.newcomers, "users": part.users}
+    head = answer._asdict()
+    del head["services"]
+    services = ",".join(
+        f'{_text(service)}:{{"newcomers":{_text(part.newcomers)},"users":{_users(part)}}}'
         for service, part in answer.services.items()
-    }
-    return _dumps("quota", body)
+    )
+    return f'{{"quota":{{{_text(head)[1:-1]},"services":{{{services}}}}}}}'
+
+
+def write_classic(quota: Mapping[str, ServiceQuota], slot: int) -> str:
+    """What a classic node is told of `slot`."""
+    services = ",".join(
+        f'{_text(service)}:{{"{slot}":{_users(part, is_classic=True)}}}'
+        for service, part in quota.items()
+    )
+    return f"{{{services}}}"
+
+
+def _users(part: ServiceQuota, *, is_classic: bool = False) -> str:
+    if isinstance(part.users, GivenShares):
+        return write_users(part.users, is_classic=is_classic).decode()
+    if is_classic:
+        return _text(
+            {
+                user: {resource: share.amount for resource, share in shares.items()}
+                for user, shares in part.users.items()
+                if shares
+            }
+        )
+    return _text(part.users)
+
+
+def _text(value: object) -> str:
+    if orjson is None:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return orjson.dumps(value, default=tuple).decode()
 
 
 def _dumps(kind: str, body: dict[str, Any]) -> str:
-    if orjson is None:
-        return json.dumps({kind: body}, allow_nan=False, separators=(",", ":"))
-    return orjson.dumps({kind: body}, default=tuple).decode()
+    return _text({kind: body})
 
 
 def _loads(frame: str) -> object:
@@ -90,7 +138,7 @@ def _mapping(what: str, value: object, most: int) -> dict[str, Any]:
     return value
 
 
-def _report(body: dict[str, Any], bounds: Bounds) -> Report:
+def _report(body: dict[str, Any], lines: PackedLines, bounds: Bounds) -> Report:
     return Report(
         name("node", body.get("node"), bounds.name_bytes),
         whole("boot", body.get("boot")),
@@ -99,38 +147,8 @@ def _report(body: dict[str, Any], bounds: Bounds) -> Report:
         whole("since", body.get("since"), 0, 1 << 31),
         whole("slot", body.get("slot"), -1),
         time("sent", body.get("sent")),
-        _lines(body.get("lines"), bounds),
+        lines,
         flag("leaving", body.get("leaving", False)),
-    )
-
-
-def _lines(value: object, bounds: Bounds) -> Lines:
-    lines = _mapping("lines", value, bounds.services)
-    left = bounds.users
-    for service, users in lines.items():
-        name("service", service, bounds.service_bytes)
-        left -= len(_mapping("users", users, left))
-        for user, resources in users.items():
-            name("user", user, bounds.name_bytes)
-            for resource, line in _mapping("resources", resources, bounds.resources).items():
-                name("resource", resource, bounds.name_bytes)
-                resources[resource] = _line(line)
-    return lines
-
-
-def _line(line: object) -> Line:
-    if type(line) is not list or len(line) < 5:
-        fail("a line", line, "[consumed, rejected, requests, settled, held]")
-    consumed = amount("consumed", line[0])
-    settled = amount("settled", line[3])
-    if settled > consumed:
-        fail("settled", settled, f"at most consumed, which is {consumed!r}")
-    return Line(
-        consumed,
-        whole("rejected", line[1], 0, _COUNT),
-        whole("requests", line[2], 0, _COUNT),
-        settled,
-        amount("held", line[4]),
     )
 
 

@@ -1,0 +1,91 @@
+"""The end node's hot path: what a request pays for its quota.
+
+A user with a share in hand, as in every slot of a node that hears its central; the amounts are
+a dict that is built for each request, as an application does.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.harness import ROUNDS, Row, compare
+from benchmarks.rows import call, empty, slower, two_processes
+from headgate.quota._host import Host
+from headgate.quota.protocol import Quota, ServiceQuota, Share
+from headgate.quota.reporter import Reporter
+
+NOTES = (
+    f"Times are of the thread, per request, the best of {ROUNDS} rounds in turns, with the loop "
+    "around them (as in timeit)."
+)
+HUGE = 1e15
+RESOURCES = ("requests", "traffic_up", "traffic_down")
+
+LOOP = """
+import os, sys, time
+from headgate.quota._host import Host
+os.sched_setaffinity(0, {int(sys.argv[3])})
+host, user = Host("bench", ["front"], shared=sys.argv[1]), sys.argv[2]
+allows, consume = host.allows, host.consume
+def requests(count):
+    for _ in range(count):
+        allows("front", user)
+        consume("front", user, {"requests": 1})
+requests(50_000)
+print("ready", flush=True)
+sys.stdin.readline()
+start = time.perf_counter()
+requests(1_000_000)
+print(1_000_000 / (time.perf_counter() - start))
+"""
+
+
+def rows() -> list[Row]:
+    with told(RESOURCES[:1]) as one, told(RESOURCES) as three:
+        times = compare(
+            one=call(
+                'host.allows("front", key); host.consume("front", key, {"requests": 1})', host=one
+            ),
+            three=call(
+                'host.allows("front", key); host.consume("front", key, '
+                '{"requests": 1, "traffic_up": 300, "traffic_down": 4000})',
+                host=three,
+            ),
+            free=call('host.allows("front", "free")', host=one),
+            allows=call('host.allows("front", key)', host=one),
+            empty=empty(),
+        )
+        path = str(one.path)
+        together = two_processes("allows + consume", LOOP, path, 1.6)
+    rows = [
+        ("allows + consume, one resource", "one", 10.0),
+        ("allows + consume, three resources", "three", None),
+        ("allows alone", "allows", None),
+        ("allows alone, a user without a limit", "free", None),
+    ]
+    return [
+        *(
+            slower(what, {**times, "ours": times[which]}, "empty", goal, "empty method")
+            for what, which, goal in rows
+        ),
+        *together,
+    ]
+
+
+@contextmanager
+def told(resources: tuple[str, ...]) -> Iterator[Host]:
+    """A host that has been given its quotas."""
+    name = f"bench-{os.getpid()}-{len(resources)}"
+    host = Host("bench", ["front"], shared=name)
+    try:
+        reporter = Reporter(host, ["central"])
+        shares = dict.fromkeys(resources, Share(HUGE, HUGE))
+        users = dict.fromkeys(("user:1234", "user:0", "user:1"), shares) | {"free": {}}
+        now = host.now()
+        slot = reporter.slot_and_window(now)[0]
+        services = {"front": ServiceQuota(users, dict.fromkeys(resources, 1.0))}
+        reporter.receive(now, "central", Quota("central", 1, 1, slot, 0.0, 1, True, services))
+        yield host
+    finally:
+        host.close()
+        Host.unlink(name)

@@ -1,0 +1,311 @@
+"""Anything may come in. The central stays up, others are answered in time, memory is bounded.
+
+The nonsense goes over real sockets, from addresses of its own (127.0.0.x is all this machine), to a
+central in a process of its own, so that its answers are timed and its memory is measured from
+outside. Another node reports all the while.
+"""
+
+import json
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.sync.client import connect
+
+from headgate.quota.protocol import Ack, Line, Report
+from headgate.quota.wire import NodeWire
+from tests.quota.central.parts import HAND
+
+ALLOWED_SECONDS = 0.05
+
+
+class Witness:
+    """A node that behaves, and notes how long it waits for each acknowledgement."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._stop = threading.Event()
+        self.waits: list[float] = []
+        self._node = f"witness {time.monotonic_ns()}"
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Witness":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        wire = NodeWire()
+        url = f"ws://{self._address}"
+        with connect(url, subprotocols=["headgate.v1"]) as websocket:
+            sequence = 0
+            while not self._stop.wait(0.01):
+                sequence += 1
+                slot = int(time.time()) - 1
+                lines = {"front": {"w": {"requests": Line(float(sequence), 0, sequence, 0.0, 0.0)}}}
+                frame = wire.write(
+                    Report(self._node, 1, sequence, -1, sequence - 1, slot, 0.0, lines)
+                )
+                begun = time.perf_counter()
+                websocket.send(frame)
+                while True:
+                    answer = wire.read(websocket.recv(timeout=10))
+                    if isinstance(answer, Ack) and answer.sequence == sequence:
+                        break
+                self.waits.append(time.perf_counter() - begun)
+
+
+class Target:
+    """A central in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        limits = folder / "limits.toml"
+        limits.write_text('[[limit]]\nservice = "front"\nuser = "*"\nrequests = 100\n')
+        self.log = open(folder / "log", "w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "headgate", "central"),
+                *("--listen", "127.0.0.1:0", "--limits", str(limits)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.address = line.rpartition("http://")[2].strip()
+        self._sources = (f"127.0.{n // 250}.{n % 250 + 1}" for n in range(1, 60_000))
+
+    def stop(self) -> str:
+        self.process.terminate()
+        self.process.communicate(timeout=20)
+        self.log.seek(0)
+        log = self.log.read()
+        self.log.close()
+        assert self.process.returncode == 0, log
+        return log
+
+    def memory(self) -> int:
+        """Bytes that it has in memory."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * 4096
+
+    def open(self, subprotocol: str = "") -> socket.socket:
+        """A websocket of an address that has done nothing wrong yet."""
+        host, _, port = self.address.partition(":")
+        raw = socket.create_connection((host, int(port)), 10, (next(self._sources), 0))
+        asks = f"Sec-WebSocket-Protocol: {subprotocol}\r\n" if subprotocol else ""
+        raw.sendall(
+            f"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{asks}"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+            "".encode()
+        )
+        while not raw.recv(4096).endswith(b"\r\n\r\n"):
+            pass
+        return raw
+
+    def throw(self, data: bytes, subprotocol: str = "") -> bytes:
+        """Send bytes, and say goodbye; what comes back until the central has hung up."""
+        with self.open(subprotocol) as raw:
+            try:
+                raw.sendall(data)
+                raw.shutdown(socket.SHUT_WR)
+                got = b""
+                while chunk := raw.recv(1 << 16):
+                    got += chunk
+            except (ConnectionResetError, BrokenPipeError):
+                return b""
+            return got
+
+
+def frame(payload: bytes, opcode: int) -> bytes:
+    """Masked with zeros, so that large ones need no work."""
+    size = len(payload)
+    if size < 126:
+        head = struct.pack("!BB", 0x80 | opcode, 0x80 | size)
+    elif size < 65_536:
+        head = struct.pack("!BBH", 0x80 | opcode, 0x80 | 126, size)
+    else:
+        head = struct.pack("!BBQ", 0x80 | opcode, 0x80 | 127, size)
+    return head + bytes(4) + payload
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    target = Target(tmp_path_factory.mktemp("fuzz"))
+    try:
+        yield target
+        log = target.stop()
+        assert "Traceback" not in log, log
+    finally:
+        if target.process.poll() is None:
+            target.process.kill()
+            target.process.communicate()
+        target.log.close()
+
+
+def is_well(target: Target) -> bool:
+    with connect(f"ws://{target.address}") as websocket:
+        websocket.send(json.dumps({"node_id": "well", "slot_number": int(time.time())}))
+        return "front" in json.loads(websocket.recv(timeout=10))
+
+
+quick = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+numbers = st.one_of(
+    st.integers(),
+    st.integers(min_value=10**18, max_value=10**30),
+    st.floats(),
+    st.just(-0.0),
+)
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=20)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.text(max_size=8), inner, max_size=3),
+        st.dictionaries(st.sampled_from(["front", "requests", "ann"]), inner, max_size=2),
+    ),
+    max_leaves=8,
+)
+keys = st.sampled_from(
+    ["node_id", "slot_number", "consumption", "rejection", "monitor", "start_slot", "end_slot"]
+)
+inner_keys = st.sampled_from(
+    [
+        *("node", "boot", "sequence", "epoch", "since", "slot", "sent"),
+        *("lines", "leaving", "users", "central"),
+    ]
+)
+messages = st.one_of(
+    st.dictionaries(keys, values, max_size=6),
+    st.builds(
+        lambda kind, body: {kind: body},
+        st.sampled_from(["report", "ask", "ack", "quota"]),
+        st.dictionaries(inner_keys, values, max_size=9),
+    ),
+    values,
+)
+
+
+@quick
+@given(data=st.binary(max_size=300), subprotocol=st.sampled_from(["", "headgate.v1"]))
+def test_random_bytes_instead_of_frames(target: Target, data: bytes, subprotocol: str) -> None:
+    target.throw(data, subprotocol)
+    assert is_well(target)
+
+
+@quick
+@given(payload=st.binary(max_size=300), opcode=st.sampled_from([1, 2]))
+def test_random_bytes_in_frames(target: Target, payload: bytes, opcode: int) -> None:
+    target.throw(frame(payload, opcode) * 2, "headgate.v1")
+    target.throw(frame(payload, opcode) * 2)
+    assert is_well(target)
+
+
+@quick
+@given(message=messages)
+def test_json_of_all_sorts(target: Target, message: Any) -> None:
+    text = json.dumps(message).encode()  # NaN and Infinity too
+    for subprotocol in ("", "headgate.v1"):
+        target.throw(frame(text, 1) * 2, subprotocol)
+    assert is_well(target)
+
+
+@quick
+@given(
+    place=st.integers(min_value=0, max_value=200),
+    change=st.integers(min_value=1, max_value=255),
+    cut=st.integers(min_value=0, max_value=200),
+)
+def test_frames_with_a_byte_changed_or_cut(
+    target: Target, place: int, change: int, cut: int
+) -> None:
+    lines = {"front": {"ann": {"requests": Line(5.0, 1, 5, 2.0, 1.5)}, "bob": {}}}
+    report = Report("fuzzed", 1, 1, -1, 0, int(time.time()), 0.0, lines)
+    good = NodeWire().write(report)
+    assert isinstance(good, bytes)
+    bad = bytearray(good)
+    bad[place % len(bad)] ^= change
+    target.throw(frame(bytes(bad), 2) + frame(good[: cut % len(good)], 2), "headgate.v1")
+    assert is_well(target)
+
+
+def million_users(text: bool) -> bytes:
+    if text:
+        return b'{"node_id":"m","slot_number":%d,"consumption":{"front":{%b}}}' % (
+            time.time(),
+            b",".join(b'"%x":{}' % n for n in range(1_000_000)),
+        )
+    return b'{"report":{"lines":{"front":{%b}}}}' % b",".join(
+        b'"%x":{}' % n for n in range(1_000_000)
+    )
+
+
+def just_below(size: int) -> bytes:
+    users = b",".join(b'"u%06d":{"requests":1}' % n for n in range(size // 26))
+    return b'{"node_id":"m","slot_number":%d,"consumption":{"front":{%b}}}' % (time.time(), users)
+
+
+HUGE = [
+    ("a million users", lambda: frame(million_users(True), 1), ""),
+    ("a million users in our own JSON", lambda: frame(million_users(False), 1), "headgate.v1"),
+    ("deep nesting", lambda: frame(b"[" * 1_000_000, 1), ""),
+    ("deep nesting of objects", lambda: frame(b'{"a":' * 700_000, 1), "headgate.v1"),
+    ("a number of a million digits", lambda: frame(b"[" + b"9" * 1_000_000 + b"]", 1), ""),
+    ("16 MB of zeros", lambda: frame(bytes(16 << 20), 2), "headgate.v1"),
+    ("16 MB of noise", lambda: frame(random.Random(1).randbytes(16 << 20), 2), "headgate.v1"),
+    ("4 MB of empty lists", lambda: frame(b"[" + b"[]," * 1_300_000 + b"[]]", 1), ""),
+    ("many users, though not too many", lambda: frame(just_below(150_000), 1), ""),
+    ("a length of 2**62", lambda: struct.pack("!BBQ", 0x82, 0xFF, 1 << 62) + HAND, "headgate.v1"),
+    ("many pings", lambda: frame(b"", 9) * 5_000, ""),
+    ("many empty frames", lambda: frame(b"", 1) * 5_000, ""),
+]
+
+
+def waits_of(target: Target, nonsense: Callable[[], object]) -> list[float]:
+    """How long a node that behaves waits for its answers meanwhile."""
+    with Witness(target.address) as witness:
+        end = time.monotonic() + 0.3
+        nonsense()
+        while time.monotonic() < end:
+            time.sleep(0.01)
+    return sorted(witness.waits)
+
+
+@pytest.mark.parametrize(
+    ("make", "subprotocol"),
+    [(make, subprotocol) for _, make, subprotocol in HUGE],
+    ids=[name for name, _, _ in HUGE],
+)
+def test_huge_frames_hold_nobody_up_and_leave_nothing_in_memory(
+    target: Target, make: Callable[[], bytes], subprotocol: str
+) -> None:
+    """The machine has other things to do: what it is late without us is taken off, and a second
+    try is allowed. A central that is held up is so each time."""
+    data = make()
+    target.throw(data, subprotocol)
+    before = target.memory()
+    late = []
+    for _ in range(3):
+        usual = waits_of(target, lambda: None)
+        waits = waits_of(target, lambda: target.throw(data, subprotocol))
+        late.append(waits[-1] - usual[-1])
+        if late[-1] < ALLOWED_SECONDS:
+            break
+    assert late[-1] < ALLOWED_SECONDS, late
+    assert target.memory() - before < 100 << 20
+    assert is_well(target)

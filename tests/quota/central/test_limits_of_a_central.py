@@ -1,0 +1,120 @@
+"""Limits changed while a real central runs: a node hears of it, and the API tells of the node."""
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headgate.cli import main
+from headgate.errors import ConfigError
+from headgate.quota import Central, Entry
+from headgate.quota.protocol import Ask, Quota
+from headgate.quota.sources import open_source
+from tests.parts import RedisServer
+from tests.quota.central.parts import V1Node, eventually, running
+
+Change = Callable[[float], None]
+
+SLOT = 0.2
+
+
+def share_of(message: object) -> float | None:
+    """What a node is told of ann, in a whole quota or in answer to an ask. None: nothing."""
+    if not isinstance(message, Quota) or "front" not in message.services:
+        return None
+    shares = message.services["front"].users.get("ann")
+    if shares is None:
+        return None
+    return shares["requests"].amount if shares else math.inf
+
+
+def wait_for_share(node: V1Node, least: float, most: float) -> None:
+    """Report and ask in every slot, until ann's share is as it should be."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        slot = int(time.time() / SLOT)
+        node.report(slot - 1)
+        node.send(Ask(node.node, 1, slot, 1.5, {"front": ["ann"]}))
+        share = share_of(node.read_until(lambda got: share_of(got) is not None))
+        if share is not None and least <= share <= most:
+            return
+    raise AssertionError(f"no share from {least} to {most} within 10 s, the last was {share}")
+
+
+def toml_file(folder: Path) -> tuple[object, Change]:
+    path = folder / "limits.toml"
+
+    def change(rate: float) -> None:
+        text = f'[[limit]]\nservice = "front"\nuser = "*"\nburst_seconds = 0\nrequests = {rate}\n'
+        path.with_suffix(".new").write_text(text)
+        os.replace(path.with_suffix(".new"), path)
+
+    return path, change
+
+
+def database(folder: Path) -> tuple[object, Change]:
+    """Changed by another process, as it looks to the central."""
+    path = folder / "limits.db"
+
+    def change(rate: float) -> None:
+        other = open_source(path)
+        other.put(Entry("front", "*", 0.0, {"requests": rate}))
+        other.close()
+
+    return path, change
+
+
+@pytest.mark.parametrize("make", [toml_file, database])
+def test_a_node_hears_of_limits_that_were_changed_in_their_place(
+    tmp_path: Path, make: Callable[[Path], tuple[object, Change]]
+) -> None:
+    limits, change = make(tmp_path)
+    change(50.0)
+    with running(limits=limits, slot_seconds=SLOT) as central, V1Node(central) as node:
+        wait_for_share(node, 1.0, 50 * SLOT)
+        change(5000.0)
+        wait_for_share(node, 51 * SLOT, 5000 * SLOT)
+
+
+def test_a_node_hears_of_limits_that_were_set_by_command(
+    redis_server: RedisServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"limits": redis_server.url, "slot_seconds": SLOT}
+    with running(**options) as one, running(**options) as other, V1Node(other) as node:
+        for rate, least in ((50.0, 1.0), (5000.0, 51 * SLOT)):
+            words = ["front", "*", f"requests={rate}", "--burst-seconds", "0"]
+            assert main(["limits", "set", *words, "--url", one.url]) == 0
+            wait_for_share(node, least, rate * SLOT)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_api_tells_of_a_node_and_its_user() -> None:
+    limits = [Entry("front", "*", rates={"requests": 100.0})]
+    with running(limits=limits, slot_seconds=SLOT) as central, V1Node(central, "node-7") as node:
+        wait_for_share(node, 1.0, 1000.0)
+        node.report(int(time.time() / SLOT) - 1, ann=8.0)
+        with httpx.Client(base_url=central.url) as client:
+            (told,) = client.get("/api/nodes").json()["nodes"]
+            assert (told["name"], told["kind"], told["live"]) == ("node-7", "headgate.v1", True)
+            assert told["quota_age"] is not None
+            eventually(lambda: recorded(client) == 8.0)
+            assert client.get("/healthz").text == "ok"
+            metrics = client.get("/metrics").text
+    assert 'headgate_central_frames_total{kind="report"}' in metrics
+    assert "headgate_central_nodes_live 1.0" in metrics
+    assert "headgate_central_overshoot_count" in metrics
+
+
+def recorded(client: httpx.Client) -> float:
+    users = client.get("/api/usage", params={"user": "ann"}).json()["users"]
+    return float(users[0]["resources"]["requests"]["recorded"]) if users else 0.0
+
+
+def test_a_central_without_its_limits_does_not_start(tmp_path: Path) -> None:
+    central = Central(tmp_path / "none.toml", listen="127.0.0.1:0")
+    with pytest.raises(ConfigError, match="none.toml cannot be read"), central:
+        pass

@@ -1,0 +1,102 @@
+"""A node and the real central: tokens, TLS, two services' worth of messages over real sockets."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headgate import Central, Node
+from headgate.quota import Entry
+
+WaitUntil = Callable[..., None]
+
+NODE, ADMIN = "node-token-1", "admin-token-1"
+LIMITS = [Entry("front", "ann", rates={"requests": 50.0})]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "central.crt", folder / "central.key"
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+        *("-nodes", "-days", "2", "-subj", "/CN=localhost"),
+        *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def test_a_node_with_its_token_gets_its_shares_over_tls(
+    certificate: tuple[Path, Path], tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    cert, key = certificate
+    with (
+        Central(
+            LIMITS,
+            listen="127.0.0.1:0",
+            node_token=NODE,
+            admin_token=ADMIN,
+            tls_cert=str(cert),
+            tls_key=str(key),
+        ) as central,
+        Node(
+            central.url,
+            node_id="web",
+            services=["front"],
+            token=NODE,
+            ca_file=cert,
+            shared=str(tmp_path / "memory"),
+        ) as node,
+    ):
+        assert node.centrals[0].startswith("wss://127.0.0.1:")
+        node.consume("front", "ann", {"requests": 1.0})
+        wait_until(lambda: node.allows("front", "ann") and "fresh" in node.status().users["front"])
+
+
+def test_a_certificate_that_is_not_trusted_is_an_error_that_says_so(
+    certificate: tuple[Path, Path], tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    cert, key = certificate
+    tls = {"tls_cert": str(cert), "tls_key": str(key)}
+    with (
+        Central(LIMITS, listen="127.0.0.1:0", **tls) as central,  # type: ignore[arg-type]
+        Node(
+            central.url, node_id="web", services=["front"], shared=str(tmp_path / "memory")
+        ) as node,
+    ):
+        wait_until(lambda: node.status().centrals and node.status().centrals[0].last_error)
+        assert "CERTIFICATE_VERIFY_FAILED" in str(node.status().centrals[0].last_error)
+
+
+@pytest.mark.parametrize("token", [None, "wrong-token"])
+def test_a_node_without_the_token_is_denied_and_says_so(
+    token: str | None, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    with (
+        Central(LIMITS, listen="127.0.0.1:0", node_token=NODE, admin_token=ADMIN) as central,
+        Node(
+            central.url,
+            node_id="web",
+            services=["front"],
+            token=token,
+            shared=str(tmp_path / "memory"),
+        ) as node,
+    ):
+        wait_until(lambda: node.status().centrals and node.status().centrals[0].last_error)
+        assert "denied" in str(node.status().centrals[0].last_error)
+        assert node.allows("front", "ann")  # the fallback holds
+
+
+def test_a_node_with_another_slot_length_is_refused_with_the_reason(
+    tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    with (
+        Central(LIMITS, listen="127.0.0.1:0", slot_seconds=0.5) as central,
+        Node(
+            central.url, node_id="web", services=["front"], shared=str(tmp_path / "memory")
+        ) as node,
+    ):
+        wait_until(lambda: node.status().centrals and node.status().centrals[0].last_error)
+        assert "slot" in str(node.status().centrals[0].last_error)

@@ -1,0 +1,327 @@
+"""The memory that all processes of a host share: what they do together, and who dies when."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import ConfigError, ManualClock, Throttled
+from headgate.quota import Entry, Ledger
+from headgate.quota._host import Host
+from headgate.quota.protocol import Ack, Quota, Report, ServiceQuota, Share
+from headgate.quota.reporter import Reporter
+
+LONG = 3600.0  # seconds: a slot that does not end while a test runs
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> str:
+    return str(tmp_path / "memory")
+
+
+@pytest.fixture
+def host(shared: str) -> Iterator[Host]:
+    made = Host("n1", ["front"], shared=shared, clock=ManualClock(1000.0))
+    yield made
+    made.close()
+
+
+def _run(code: str, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _quota(slot: int, users: Any, newcomers: Any, time: float, **options: Any) -> Quota:
+    services = {"front": ServiceQuota(users, newcomers)}
+    return Quota("c1", 1, 1, slot, time, 1, True, services)._replace(**options)
+
+
+def _ack(report: Report, time: float, sequence: int | None = None) -> Ack:
+    booked = report.sequence if sequence is None else sequence
+    return Ack("c1", True, 1, report.boot, booked, report.sent, time)
+
+
+_TAKE_ALL = """
+import sys
+from headgate.quota._host import Host
+host = Host("n1", ["front"], shared=sys.argv[1], fallback={"requests": 5.0}, slot_seconds=3600.0)
+print("ready", flush=True)
+sys.stdin.readline()
+passed = 0
+for _ in range(20_000):
+    if host.allows("front", "ann", {"requests": 1.0}):
+        passed += 1
+        host.consume("front", "ann", {"requests": 1.0})
+print(passed)
+"""
+
+
+def test_processes_have_one_share_together(shared: str) -> None:
+    workers = [_run(_TAKE_ALL, shared) for _ in range(3)]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "ready\n"
+    passed = [int(worker.communicate("go\n")[0]) for worker in workers]
+    assert sum(passed) == 5 * LONG
+
+
+_COUNT = """
+import os, sys
+from headgate.quota._host import Host
+host = Host("n1", ["front"], shared=sys.argv[1], fallback={"requests": 1e12}, slot_seconds=3600.0)
+users = [f"user-{number}" for number in range(20)]
+done = 0
+while True:
+    for user in users:
+        host.allows("front", user, {"requests": 1.0})
+        host.consume("front", user, {"requests": 1.0})
+        done += 1
+    os.pwrite(1, b"%20d" % done, 0)
+"""
+
+
+def test_a_process_that_is_killed_at_any_instruction_loses_its_last_call_at_most(
+    shared: str, tmp_path: Path
+) -> None:
+    chance = random.Random(5)
+    counted = 0
+    kills = 12
+    for number in range(kills):
+        noted = tmp_path / f"done-{number}"
+        with noted.open("wb") as file:
+            worker = subprocess.Popen([sys.executable, "-c", _COUNT, shared], stdout=file)
+        while not noted.stat().st_size:
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0.0, 0.05))
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        counted += int(noted.read_bytes())
+    host = Host("n1", ["front"], shared=shared, fallback={"requests": 1e12}, slot_seconds=LONG)
+    [(_, report)] = Reporter(host, ["c1"]).leave(host.now())
+    total = sum(lines["requests"].consumed for lines in report.lines["front"].values())
+    held = sum(lines["requests"].held for lines in report.lines["front"].values())
+    host.close()
+    # What was done since the last note is not counted here: up to one round of the users.
+    assert counted <= total <= counted + kills * 20
+    assert 0 <= held <= kills
+
+
+def test_a_child_that_was_forked_counts_with_its_parent(shared: str) -> None:
+    host = Host("n1", ["front"], shared=shared, fallback={"requests": 5.0}, slot_seconds=LONG)
+    assert host.allows("front", "ann", {"requests": 1.0})
+    child = os.fork()
+    if child == 0:
+        passed = sum(host.allows("front", "ann", {"requests": 1.0}) for _ in range(17_000))
+        os._exit(passed == 17_000)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    passed = sum(host.allows("front", "ann", {"requests": 1.0}) for _ in range(20_000))
+    assert passed == 5 * LONG - 17_001
+    host.close()
+
+
+def test_a_new_reporter_tells_everything_again_and_nothing_is_booked_twice(shared: str) -> None:
+    clock = ManualClock(1000.0)
+    ledger = Ledger([Entry("front", "*", rates={"requests": 100.0}, burst_seconds=1.0)])
+    told = 0.0
+    sequences = []
+    for life in range(4):
+        host = Host("n1", ["front"], shared=shared, clock=clock)
+        reporter = Reporter(host, ["c1"])
+        for _ in range(3):
+            now = clock.now()
+            if host.allows("front", "ann", {"requests": 2.0}):
+                host.consume("front", "ann", {"requests": 2.0})
+                told += 2.0
+            clock.advance(1.0)
+            now = clock.now()
+            for _, report in reporter.outgoing(now + 0.2):
+                if isinstance(report, Report):
+                    sequences.append(report.sequence)
+                    ledger.book(int(now), report)
+                    if life != 2:  # in one life no acknowledgement ever arrives
+                        reporter.receive(now + 0.3, "c1", _ack(report, now + 0.3))
+        host.close()
+    assert told >= 8.0
+    assert ledger.recorded("front", "ann", "requests") == told
+    assert sequences == sorted(set(sequences))
+
+
+def test_a_central_that_has_forgotten_a_user_books_only_what_no_leader_knew(shared: str) -> None:
+    """What was settled is kept in the memory, for a reporter that comes later."""
+    clock = ManualClock(1000.0)
+    host = Host("n1", ["front"], shared=shared, clock=clock)
+    reporter = Reporter(host, ["c1"])
+    host.consume("front", "ann", {"requests": 5.0})
+    for _ in range(3):
+        clock.advance(1.0)
+        for _, report in reporter.outgoing(clock.now() + 0.2):
+            assert isinstance(report, Report)
+            reporter.receive(clock.now() + 0.3, "c1", _ack(report, clock.now() + 0.3))
+    host.consume("front", "ann", {"requests": 2.0})
+    clock.advance(1.0)
+    [(_, report)] = Reporter(host, ["c1"]).outgoing(clock.now() + 0.2)
+    assert isinstance(report, Report)
+    assert report.since == 0
+    line = report.lines["front"]["ann"]["requests"]
+    assert (line.consumed, line.settled) == (7.0, 5.0)
+    host.close()
+
+
+def test_windows_go_on_when_nobody_reports(host: Host) -> None:
+    clock = host.clock
+    assert isinstance(clock, ManualClock)
+    reporter = Reporter(host, ["c1"])
+    shares = {"ann": {"requests": Share(3.0, 1.0)}}
+    reporter.receive(1000.0, "c1", _quota(1000, shares, {"requests": 1.0}, 1000.0))
+    passed = []
+    for _ in range(9):
+        passed.append(sum(host.allows("front", "ann", {"requests": 1.0}) for _ in range(10)))
+        for _ in range(passed[-1]):
+            host.consume("front", "ann", {"requests": 1.0})
+        clock.advance(1.0)
+    # Fresh, three times reused, then the safe share.
+    assert passed == [3, 3, 3, 3, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("user", ["a/b", "ä", "~3", "x" * 160, "x" * 500, "ü" * 300, "a\0b"])
+def test_any_name_is_one_user(host: Host, user: str) -> None:
+    host.consume("front", user, {"requests": 2.0})
+    host.consume("front", user[:-1] + "?", {"requests": 3.0})
+    host.clock.advance(1.0)  # type: ignore[attr-defined]
+    [(_, report)] = Reporter(host, ["c1"]).outgoing(host.now())
+    assert isinstance(report, Report)
+    told = report.lines["front"]
+    assert sorted(lines["requests"].consumed for lines in told.values()) == [2.0, 3.0]
+    if len(user.encode()) <= 160:
+        assert user in told
+    assert all(len(name.encode()) <= 160 for name in told)
+
+
+def test_a_user_has_a_bounded_number_of_resources(host: Host) -> None:
+    for number in range(7):
+        host.consume("front", "ann", {f"resource-{number}": 1.0})
+    with pytest.raises(ValueError, match="at most 7 resources on a node, got more for 'ann'"):
+        host.consume("front", "ann", {"one-more": 1.0})
+    host.consume("front", "bob", {"one-more": 1.0})
+
+
+def test_the_memory_of_another_node_or_slot_is_not_taken_for_ours(shared: str) -> None:
+    first = Host("n1", shared=shared)
+    first.consume("front", "ann", {"requests": 1.0})
+    boot = first.head.boot
+    first.close()
+    time.sleep(0.002)  # a boot is a millisecond of the wall clock
+    again = Host("n1", shared=shared)
+    assert (again.head.boot, len(again)) == (boot, 1)
+    again.close()
+    other = Host("n1", shared=shared, slot_seconds=0.5)
+    assert other.head.boot > boot
+    assert len(other) == 0
+    other.close()
+
+
+def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "memory-head").write_bytes(b"my diary")
+    (tmp_path / "memory-head").chmod(0o600)
+    with pytest.raises(ConfigError, match="no shared memory of headgate's"):
+        Host("n1", shared=str(tmp_path / "memory"))
+    assert (tmp_path / "memory-head").read_bytes() == b"my diary"
+
+
+def test_a_host_that_was_closed_says_so(host: Host, shared: str) -> None:
+    host.close()
+    with pytest.raises(ValueError, match="has been closed"):
+        host.allows("front", "ann")
+    assert Host.unlink(shared)
+    assert not Host.unlink(shared)
+
+
+def test_asks_of_all_processes_reach_the_reporter(host: Host, shared: str) -> None:
+    reporter = Reporter(host, ["c1"])
+    reporter.outgoing(1000.0)
+    with Path(os.devnull).open() as nothing:
+        code = (
+            "import sys\nfrom headgate import ManualClock\nfrom headgate.quota._host import Host\n"
+            'host = Host("n1", shared=sys.argv[1], clock=ManualClock(1000.0))\n'
+            'for number in range(3): host.allows("front", f"user-{number % 2}")\n'
+        )
+        subprocess.run([sys.executable, "-c", code, shared], check=True, stdin=nothing)
+    assert host.has_asks
+    [(_, ask)] = reporter.outgoing(1000.1)
+    assert ask.users == {"front": ["user-0", "user-1"]}  # type: ignore[union-attr]
+    assert not host.has_asks
+
+
+def test_more_asks_than_there_is_room_for_are_made_again_later(host: Host) -> None:
+    reporter = Reporter(host, ["c1"])
+    reporter.outgoing(1000.0)
+    for number in range(2000):
+        host.allows("front", f"user-{number}")
+    [(_, ask)] = reporter.outgoing(1000.1)
+    assert len(ask.users["front"]) == 512  # type: ignore[union-attr]
+
+
+def test_requests_that_die_are_given_back_also_while_others_go_on(host: Host) -> None:
+    """One request in ten is never settled: what is held must not grow for ever."""
+    clock = host.clock
+    assert isinstance(clock, ManualClock)
+    reporter = Reporter(host, ["c1"])
+    held = 0.0
+    for slot in range(1000, 1400):
+        shares = {"ann": {"requests": Share(100.0, 1.0)}}
+        reporter.receive(clock.now(), "c1", _quota(slot, shares, {"requests": 1.0}, clock.now()))
+        for number in range(10):
+            assert host.allows("front", "ann", {"requests": 1.0})
+            if number:
+                host.consume("front", "ann", {"requests": 1.0})
+        clock.advance(1.0)
+        for _, report in reporter.outgoing(clock.now() + 0.2):
+            assert isinstance(report, Report)
+            held = report.lines["front"]["ann"]["requests"].held
+    assert 40.0 <= held <= 75.0
+
+
+def test_a_refusal_says_for_how_long(host: Host) -> None:
+    host.clock.advance(0.25)  # type: ignore[attr-defined]
+    for _ in range(10):
+        host.throttle("front", "ann")
+    with pytest.raises(Throttled) as caught:
+        host.throttle("front", "ann")
+    assert (caught.value.resource, caught.value.retry_after) == ("requests", 0.75)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "message"),
+    [
+        ({"requests": float("nan")}, "got nan for 'requests'"),
+        ({"requests": -1}, "got -1 for 'requests'"),
+        ({"requests": 10**400}, "got 1000.* for 'requests'"),
+        ({"requests": "many"}, "got 'many' for 'requests'"),
+        ({"requests": None}, "got None for 'requests'"),
+        ({"": 1.0}, "must not be empty"),
+        ({"x" * 201: 1.0}, "at most 200 bytes"),
+        ({3: 1.0}, "must be a str, got 3"),
+        ("requests", "must be a dict of amounts by resource, got 'requests'"),
+        ({f"r{number}": 1.0 for number in range(65)}, "at most 64 resources, got 65"),
+    ],
+)
+def test_amounts_that_make_no_sense_are_refused_and_change_nothing(
+    host: Host, amounts: Any, message: str
+) -> None:
+    with pytest.raises((ValueError, TypeError, OverflowError), match=message):
+        host.consume("front", "ann", amounts)
+    with pytest.raises((ValueError, TypeError, OverflowError), match=message):
+        host.allows("front", "ann", amounts)
+    assert len(host) == 0

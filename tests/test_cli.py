@@ -129,11 +129,15 @@ def test_ctrl_c_ends_the_demo_with_its_summary_and_exit_code_0(terminal: Termina
     assert terminal.getvalue().endswith("docs/limits.md\n")
 
 
+@pytest.mark.parametrize("what", ["quota", "limits"])
 def test_without_rich_a_terminal_is_told_what_to_install(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    what: str,
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert main_in(terminal, "demo", "limits", clock=ManualClock()) == 1
+    assert main_in(terminal, "demo", what, clock=ManualClock()) == 1
     assert terminal.getvalue() == ""
     assert capsys.readouterr().err == "headgate demo needs rich to draw: pip install rich\n"
 

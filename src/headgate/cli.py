@@ -123,7 +123,8 @@ def _demo_quota(arguments: argparse.Namespace) -> int:
         return 1
     except OSError as error:  # the terminal was closed, or whoever read has had enough
         _drop_output()
-        sys.stderr.write(f"headgate demo: the result cannot be written: {error}\n")
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"headgate demo: the result cannot be written: {error}\n")
         return 1
 
 

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -81,7 +82,7 @@ def frames_in(terminal: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def seen() -> Seen:
-    """15 seconds; after 7 of them a command from the screen gives greedy 400 instead of 200."""
+    """14 seconds; after 6 of them a command from the screen gives greedy 400 instead of 200."""
     terminal, printed = io.StringIO(), io.StringIO()
     console = Console(
         file=terminal, force_terminal=True, width=80, height=24, _environ={"TERM": "xterm"}
@@ -89,7 +90,7 @@ def seen() -> Seen:
     pasted: list[str] = []
 
     def paste() -> None:
-        wait_for(lambda: "7 of 15 s" in terminal.getvalue())
+        wait_for(lambda: "6 of 14 s" in terminal.getvalue())
         screen = frames_in(terminal.getvalue())[-1]
         for command in (r"\S+ limits set .*(?:\\\s+.*)?", r"kill -9 .*# the other worker.*"):
             found = re.search(command, screen)
@@ -100,7 +101,7 @@ def seen() -> Seen:
     person = threading.Thread(target=paste)
     person.start()
     with contextlib.redirect_stdout(printed):
-        code = quota_command.run(15.0, as_json=True, console=console, bars=BLOCKS)
+        code = quota_command.run(14.0, as_json=True, console=console, bars=BLOCKS)
     person.join()
     return Seen(code, json.loads(printed.getvalue()), frames_in(terminal.getvalue()), pasted)
 
@@ -114,21 +115,21 @@ def test_every_user_is_held_to_his_limit(seen: Seen) -> None:
 
 def test_the_report_adds_up(seen: Seen) -> None:
     assert seen.told["demo"] == "quota"
-    assert seen.told["seconds"] == 15
+    assert seen.told["seconds"] == 14
     assert seen.told["ended_by"] is None
     assert seen.told["central"]["role"] == "active"
     assert [node["state"] for node in seen.told["nodes"]] == ["fresh"] * NODES
     for user in seen.told["users"]:
         assert user["asked"] == user["admitted"] + user["refused"]
         assert user["asked"] == sum(user["per_second"]["asked"])
-        assert len(user["per_second"]["limit"]) == 15
+        assert len(user["per_second"]["limit"]) == 14
 
 
 def test_the_traffic_is_as_it_is_told(seen: Seen) -> None:
-    asked = {user["user"]: user["asked"] / 15 for user in seen.told["users"]}
+    asked = {user["user"]: user["asked"] / 14 for user in seen.told["users"]}
     # A worker that the machine holds up for long makes fewer calls.
     assert asked == pytest.approx(
-        {"steady": 80, "greedy": 600, "bursty": 60, "hopper": 500}, rel=0.1
+        {"steady": 80, "greedy": 600, "bursty": 64, "hopper": 500}, rel=0.1
     )
 
 
@@ -209,13 +210,14 @@ def test_a_signal_during_the_start_ends_what_has_started() -> None:
         assert folders_of(demo.pid) == processes_of(demo.pid) == []
 
 
-def test_a_closed_terminal_ends_all_of_it() -> None:
+@contextlib.contextmanager
+def in_a_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A demo that has a terminal of its own, and the other end of that."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     take_it = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-    program = take_it + "os.execv(sys.argv[1], sys.argv[1:])"
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, b"\x18\x00\x50\x00" + bytes(4))
     demo = subprocess.Popen(
-        [sys.executable, "-c", program, *DEMO],
+        [sys.executable, "-c", take_it + "os.execv(sys.argv[1], sys.argv[1:])", *DEMO],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -224,15 +226,35 @@ def test_a_closed_terminal_ends_all_of_it() -> None:
     )
     os.close(theirs)
     try:
-        drawn = b""
-        while b"Try in another terminal" not in drawn:
-            drawn += os.read(ours, 65536)
-        os.close(ours)
-        assert demo.wait(30) in (1, 128 + signal.SIGHUP)
-        assert folders_of(demo.pid) == processes_of(demo.pid) == []
+        read_until(ours, b"Try in another terminal")
+        yield demo, ours
     finally:
         demo.kill()
         demo.wait()
+
+
+def read_until(terminal: int, text: bytes) -> bytes:
+    drawn = b""
+    while text not in drawn:
+        drawn += os.read(terminal, 65536)
+    return drawn
+
+
+def test_ctrl_c_at_a_terminal_closes_with_the_table() -> None:
+    with in_a_terminal() as (demo, terminal):
+        os.write(terminal, b"\x03")
+        closing = read_until(terminal, b"docs/demo.md").partition(b"\x1b[?1049l")[2]
+        assert b"hopper  100/s" in closing
+        assert demo.wait(30) == 0
+        os.close(terminal)
+        assert folders_of(demo.pid) == processes_of(demo.pid) == []
+
+
+def test_a_closed_terminal_ends_all_of_it() -> None:
+    with in_a_terminal() as (demo, terminal):
+        os.close(terminal)
+        assert demo.wait(30) in (1, 128 + signal.SIGHUP)
+        assert folders_of(demo.pid) == processes_of(demo.pid) == []
 
 
 def test_when_the_demo_is_killed_its_processes_end_too() -> None:
@@ -255,6 +277,15 @@ def test_a_fleet_that_cannot_start_says_why(
     assert main(["demo", "--json"]) == 1
     assert "headgate demo: the central did not start" in capsys.readouterr().err
     assert folders_of(os.getpid()) == []
+
+
+def test_without_its_packages_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quota_command, "_NEEDED", ("starlette", "no_such_package"))
+    assert main(["demo"]) == 1
+    told = capsys.readouterr().err
+    assert "(no_such_package): pip install 'headgate[server,dashboard]'" in told
 
 
 def test_a_run_that_is_too_short_to_judge_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+EXTRA_demo := server,dashboard
+EXTRA_test := test
+EXTRA_bench := bench
 CORE := $(shell find src -name '*.pyx' -o -name '*.pxd')
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -11,7 +14,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: .venv/demo .venv/core ## see the limiters at work in the terminal (Ctrl-C ends it)
+demo: .venv/demo .venv/core ## see a fleet held to its limits, live in the terminal (Ctrl-C ends it)
 	@$(BIN)/headgate demo
 
 test: lint ## all that a change must pass: lint, types, the map's arrows, tests, coverage, docs
@@ -51,9 +54,9 @@ clean: ## remove .venv and all that was built
 	@$(PIP) --upgrade pip "setuptools>=77" "Cython>=3.1,<4"
 	@touch $@
 
-.venv/demo .venv/test .venv/bench: .venv/%: .venv/made pyproject.toml setup.py
+.venv/demo .venv/test .venv/bench: .venv/%: .venv/made Makefile pyproject.toml setup.py
 	@echo "headgate: compiling the core and installing what 'make $*' needs"
-	@$(PIP) --no-build-isolation --editable ".[$(subst demo,dashboard,$*)]"
+	@$(PIP) --no-build-isolation --editable ".[$(EXTRA_$*)]"
 	@touch $@ .venv/core
 
 .venv/core: $(CORE) | .venv/made

@@ -68,7 +68,7 @@ def test_without_a_terminal_the_demo_does_not_wait_and_prints_plain_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], clock: ManualClock
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(["demo"], clock=clock) == 0
+    assert main(["demo", "limits"], clock=clock) == 0
     assert clock.now() == 0.0
     printed = capsys.readouterr().out
     assert printed.isascii()
@@ -81,7 +81,7 @@ def test_a_dumb_terminal_gets_the_plain_text_at_once(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    assert main_in(terminal, "demo", clock=clock) == 0
+    assert main_in(terminal, "demo", "limits", clock=clock) == 0
     assert clock.now() == 0.0
     assert "\x1b" not in terminal.getvalue()
 
@@ -100,7 +100,7 @@ def test_json_is_one_object_with_a_row_for_each_limiter(
 def test_in_a_terminal_the_demo_draws_for_its_seconds_and_closes_with_the_summary(
     terminal: Terminal, clock: ManualClock
 ) -> None:
-    assert main_in(terminal, "demo", "--seconds", "3", clock=clock) == 0
+    assert main_in(terminal, "demo", "limits", "--seconds", "3", clock=clock) == 0
     assert clock.now() == pytest.approx(3.0)
     drawing, closing = terminal.getvalue().split("\x1b[?1049l")
     assert "▄" in drawing
@@ -116,7 +116,7 @@ def test_a_terminal_that_cannot_show_blocks_gets_none(
         monkeypatch.setattr(Terminal, "encoding", "ascii")
     else:
         monkeypatch.setattr(locale, "getencoding", lambda: "ANSI_X3.4-1968")
-    assert main_in(terminal, "demo", "--seconds", "3", clock=clock) == 0
+    assert main_in(terminal, "demo", "limits", "--seconds", "3", clock=clock) == 0
     assert terminal.getvalue().isascii()
 
 
@@ -125,15 +125,19 @@ def test_ctrl_c_ends_the_demo_with_its_summary_and_exit_code_0(terminal: Termina
         def sleep(self, seconds: float) -> None:
             raise KeyboardInterrupt
 
-    assert main_in(terminal, "demo", clock=Interrupted()) == 0
+    assert main_in(terminal, "demo", "limits", clock=Interrupted()) == 0
     assert terminal.getvalue().endswith("docs/limits.md\n")
 
 
+@pytest.mark.parametrize("what", ["quota", "limits"])
 def test_without_rich_a_terminal_is_told_what_to_install(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    what: str,
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert main_in(terminal, "demo", clock=ManualClock()) == 1
+    assert main_in(terminal, "demo", what, clock=ManualClock()) == 1
     assert terminal.getvalue() == ""
     assert capsys.readouterr().err == "headgate demo needs rich to draw: pip install rich\n"
 
@@ -142,7 +146,7 @@ def test_without_rich_a_terminal_is_told_what_to_install(
 def test_without_a_terminal_rich_is_not_needed(option: str, start: bytes) -> None:
     script = (
         "import runpy, sys; sys.modules['rich'] = None; "
-        f"sys.argv = ['headgate', 'demo', '{option}']; "
+        f"sys.argv = ['headgate', 'demo', 'limits', '{option}']; "
         "runpy.run_module('headgate', run_name='__main__')"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)

@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from headgate.clock import Clock, SystemClock
-from headgate.demo import limits, limits_screen
+from headgate.demo import bars, limits, limits_screen
 from headgate.errors import ConfigError, HeadgateError
 
 if TYPE_CHECKING:
@@ -52,48 +52,94 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
 def _add_demo(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "demo",
-        help="see the limiters at work in the terminal",
-        description="Shows every limiter under the same bursty traffic, live in the terminal.\n"
-        "Without a terminal it does not wait: it prints the closing table at once.",
+        help="see a fleet held to its limits, live in the terminal",
+        description="Runs a central, three end nodes of two processes each and the traffic of "
+        "four users,\nand shows live how each user is held to his limit; 'limits' shows every "
+        "limiter under\nthe same bursty traffic. Without a terminal only the closing table is "
+        "printed. The exit\ncode of the fleet is 0 if each user was held to his limit, and 1 if "
+        "not.",
         epilog="examples:\n  headgate demo\n  headgate demo limits --seconds 60\n"
-        "  headgate demo --json | python -m json.tool",
+        "  headgate demo --seconds 20 --json | python -m json.tool",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["limits"],
-        default="limits",
-        help="what to show (default: limits)",
+        choices=["quota", "limits"],
+        default="quota",
+        help="what to show: a fleet (quota, the default) or the limiters (limits)",
     )
     parser.add_argument(
-        "--seconds", type=_seconds, default=30.0, metavar="S", help="how long (default: 30)"
+        "--seconds",
+        type=_seconds,
+        metavar="S",
+        help="how long (default: quota until Ctrl-C, and 20 without a terminal; limits 30)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print the closing table as JSON, without waiting"
+        "--json", action="store_true", help="print the closing table as JSON, and nothing else"
     )
-    parser.set_defaults(run=_demo)
+    parser.set_defaults(run=_demo, parser=parser)
 
 
 def _demo(arguments: argparse.Namespace, clock: Clock) -> int:
+    if arguments.what == "quota":
+        return _demo_quota(arguments)
     demo = limits.LimitsDemo()
+    seconds = 30.0 if arguments.seconds is None else arguments.seconds
     if arguments.json:
-        demo.run(arguments.seconds)
+        demo.run(seconds)
         sys.stdout.write(json.dumps(limits.report(demo)) + "\n")
         return 0
-    if not sys.stdout.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
-        demo.run(arguments.seconds)
-        sys.stdout.write(limits_screen.plain(limits_screen.summary(demo)) + "\n")
+    if not _is_terminal():
+        demo.run(seconds)
+        sys.stdout.write(bars.plain(limits_screen.summary(demo)) + "\n")
         return 0
+    console = _console("headgate demo")
+    if console is None:
+        return 1
+    limits_screen.show(demo, seconds, console, clock, _bars(console))
+    console.print(limits_screen.summary(demo), soft_wrap=True)
+    return 0
+
+
+def _demo_quota(arguments: argparse.Namespace) -> int:
+    from headgate.demo import quota_command
+
+    if arguments.seconds is not None and arguments.seconds < quota_command.LEAST_SECONDS:
+        arguments.parser.error(
+            f"argument --seconds: expected {quota_command.LEAST_SECONDS} or more, so that there "
+            f"is something to judge, got {arguments.seconds:g}"
+        )
+    console = None
+    if not arguments.json and _is_terminal():
+        console = _console("headgate demo")
+        if console is None:
+            return 1
+    marks = bars.BLOCKS if console is None else _bars(console)
+    try:
+        return quota_command.run(arguments.seconds, arguments.json, console, marks)
+    except HeadgateError as error:
+        sys.stderr.write(f"headgate demo: {error}\n")
+        return 1
+    except OSError as error:  # the terminal was closed, or whoever read has had enough
+        _drop_output()
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"headgate demo: the result cannot be written: {error}\n")
+        return 1
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def _console(who: str) -> "Console | None":
+    """Rich's console; None, and a word on stderr, if Rich is not there."""
     try:
         from rich.console import Console
     except ImportError:
-        sys.stderr.write("headgate demo needs rich to draw: pip install rich\n")
-        return 1
-    console = Console(highlight=False)
-    limits_screen.show(demo, arguments.seconds, console, clock, _bars(console))
-    console.print(limits_screen.summary(demo), soft_wrap=True)
-    return 0
+        sys.stderr.write(f"{who} needs rich to draw: pip install rich\n")
+        return None
+    return Console(highlight=False)
 
 
 def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -413,7 +459,7 @@ def _bars(console: "Console") -> str:
     """Blocks where they can be shown. With LC_ALL=C Python writes UTF-8; that says nothing."""
     try:
         for encoding in (console.encoding, locale.getencoding()):
-            limits_screen.BLOCKS.encode(encoding)
+            bars.BLOCKS.encode(encoding)
     except UnicodeEncodeError:
-        return limits_screen.ASCII
-    return limits_screen.BLOCKS
+        return bars.ASCII
+    return bars.BLOCKS

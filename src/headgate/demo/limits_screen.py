@@ -5,12 +5,11 @@
 """
 
 import itertools
-import re
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headgate.clock import Clock
+from headgate.demo.bars import ASCII, AT_LIMIT, BLOCKS, bar_height, draw, plain
 from headgate.demo.limits import BURSTING, LIMIT, PERIOD, STEADY, STEP, LimitsDemo, Row
 
 if TYPE_CHECKING:
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ASCII", "BLOCKS", "frame", "plain", "show", "summary"]
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
-ASCII = " .:-=+*#@"
-_AT_LIMIT = 4  # of the nine heights above
 _NOTES_FROM = 33  # lines of terminal, from which on each limiter is explained
 _BEFORE_BARS, _AFTER_BARS = 27, 29  # columns
 
@@ -29,14 +25,14 @@ def frame(demo: LimitsDemo, seconds: float, width: int, height: int, bars: str) 
     """The screen, in Rich's markup. `bars` are nine heights from nothing to twice the limit."""
     bar_width = max(width - _BEFORE_BARS - _AFTER_BARS, 8)
     title, time = "headgate demo limits", f"{int(demo.now)} of {seconds:g} s, Ctrl-C ends it"
-    below, above = range(1, _AT_LIMIT + 1), range(_AT_LIMIT + 1, len(bars))
+    below, above = range(1, AT_LIMIT + 1), range(AT_LIMIT + 1, len(bars))
     bars_head = f"passed in the last {bar_width * STEP:g} s"[:bar_width]
     lines = [
         f"[bold]{title}[/]{time.rjust(width - len(title))}",
         "",
         f"{STEADY} calls/s, and {BURSTING}/s for one second in {PERIOD:g}. "
         f"Every limit is {LIMIT}/s:",
-        f"{_draw(below, bars)} up to the limit, {_draw(above, bars)} above it.",
+        f"{draw(below, bars)} up to the limit, {draw(above, bars)} above it.",
         f"[dim]{'':{_BEFORE_BARS + bar_width}}{'in the last second':>21}{'now':>8}",
         f"{'':{_BEFORE_BARS}}{bars_head:{bar_width}}"
         f"{'asked':>6}{'passed':>7}{'refused':>8}{'waiting':>8}[/]",
@@ -52,26 +48,14 @@ def frame(demo: LimitsDemo, seconds: float, width: int, height: int, bars: str) 
 
 
 def _line(row: Row, bar_width: int, bars: str) -> str:
-    heights = [_height(count) for count in row.passed_per_step()[-bar_width:]]
+    heights = [bar_height(count, LIMIT * STEP) for count in row.passed_per_step()[-bar_width:]]
     padding = " " * (bar_width - len(heights))
     now = row.last_second()
     return (
-        f"{row.gate.name:16} [dim]{row.gate.setting:9}[/] {padding}{_draw(heights, bars)}"
+        f"{row.gate.name:16} [dim]{row.gate.setting:9}[/] {padding}{draw(heights, bars)}"
         f"{now.asked:6}{_against_limit(f'{now.passed:7}', now.passed)}"
         f"{now.refused or '':>8}{row.waiting or '':>8}"
     )
-
-
-def _height(passed: int) -> int:
-    return min(max(round(passed / (LIMIT * STEP) * _AT_LIMIT), 1), len(BLOCKS) - 1) if passed else 0
-
-
-def _draw(heights: Iterable[int], bars: str) -> str:
-    drawn = ""
-    for is_above, run in itertools.groupby(heights, lambda height: height > _AT_LIMIT):
-        colour = "yellow" if is_above else "green"
-        drawn += f"[{colour}]{''.join(bars[height] for height in run)}[/]"
-    return drawn
 
 
 def _against_limit(text: str, per_second: int) -> str:
@@ -92,11 +76,6 @@ def summary(demo: LimitsDemo) -> str:
             f"{_against_limit(f'{row.most:13}', row.most)}"
         )
     return "\n".join([*lines, "", "How each of them works, and which to take: docs/limits.md"])
-
-
-def plain(markup: str) -> str:
-    """The same text without Rich's markup, for where there is no terminal."""
-    return re.sub(r"\[/?[a-z]*\]", "", markup)
 
 
 def show(demo: LimitsDemo, seconds: float, console: "Console", clock: Clock, bars: str) -> None:

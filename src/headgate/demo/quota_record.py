@@ -1,0 +1,137 @@
+"""What came of the traffic, second by second, and whether each user was held to his limit.
+
+A second here is a slot of the central: it begins where the wall clock has a whole second. For
+each user it has the limit that was in force, what he asked for and what was admitted, on all
+nodes together. Amounts are requests.
+
+What is measured, over the seconds that are judged:
+
+    over_second   A bucket runs beside him: it gains the limit in each second, keeps at most the
+                  burst, and begins empty (full for a user who saves, or whose burst was changed
+                  under way). The most that any one second admitted beyond what was in it, over
+                  the limit. A second above the limit is right if he had left as much unused
+                  before, and only then.
+    over_run      admitted over (the limit times the seconds, and one burst), minus 1
+    under         1 minus admitted over min(asked, limit), each summed
+
+Not judged: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
+takes a slot or two to be in force everywhere; seconds without a limit, or of which nothing is
+known. Whole slots are measured, and not any stretch of a second: a machine that is busy may hold
+up a node for a while, which moves calls within a slot and says nothing about the limits.
+
+`Record` keeps the last hour.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headgate.demo.quota_users import User
+
+__all__ = ["HISTORY", "WARM_UP", "Check", "Record", "Second", "judge"]
+
+WARM_UP = 5  # seconds
+HISTORY = 3600
+_BEFORE, _AFTER = 2, 3  # seconds around the moment a change was noticed
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """One second of one user. `limit` is None where there is none, or nothing is known."""
+
+    number: int
+    limit: float | None
+    burst_seconds: float
+    asked: int
+    admitted: int
+
+    @property
+    def refused(self) -> int:
+        return self.asked - self.admitted
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One measure against its goal: the most that is allowed."""
+
+    name: str
+    measured: float
+    goal: float
+
+    @property
+    def is_met(self) -> bool:
+        return self.measured <= self.goal
+
+
+class Record:
+    """The seconds of all users, in order."""
+
+    def __init__(self, users: Sequence[User]) -> None:
+        self.users = tuple(users)
+        self.seconds: dict[str, deque[Second]] = {
+            user.name: deque(maxlen=HISTORY) for user in users
+        }
+
+    def add(self, user: User, second: Second) -> None:
+        self.seconds[user.name].append(second)
+
+    def last(self, user: User) -> Second | None:
+        seconds = self.seconds[user.name]
+        return seconds[-1] if seconds else None
+
+    def checks(self, user: User, recent: int | None = None) -> list[Check]:
+        """The verdict on a user, over all of it or so many seconds; empty: too early to say."""
+        seconds = list(self.seconds[user.name])
+        return judge(user, seconds if recent is None else seconds[-recent:])
+
+    def is_held(self, user: User) -> bool:
+        checks = self.checks(user)
+        return bool(checks) and all(check.is_met for check in checks)
+
+
+def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
+    """All checks of a user who has goals for them; empty if there is nothing to judge."""
+    admitted = allowed = covered = over_second = burst = 0.0
+    level: float | None = None
+    burst_seconds: float | None = None
+    for second, is_judged in zip(seconds, _judged(seconds), strict=True):
+        limit = second.limit
+        if limit is None or not is_judged:
+            level = None
+            continue
+        burst = limit * second.burst_seconds
+        if level is None:
+            # A bucket that is made larger stays as full as it was; how full is not known here.
+            is_new = burst_seconds not in (None, second.burst_seconds)
+            level = burst if user.saves or is_new else 0.0
+        burst_seconds = second.burst_seconds
+        left = level + limit - second.admitted
+        over_second = max(over_second, _part(-left, limit))
+        level = min(max(left, 0.0), burst)
+        admitted += second.admitted
+        allowed += limit
+        covered += min(second.asked, limit)
+    if burst_seconds is None:
+        return []
+    goals = user.goals
+    checks = (
+        ("over_second", over_second, goals.over_second),
+        ("over_run", _part(admitted - allowed - burst, allowed + burst), goals.over_run),
+        ("under", _part(covered - admitted, covered), goals.under),
+    )
+    return [Check(name, measured, goal) for name, measured, goal in checks if goal is not None]
+
+
+def _part(amount: float, whole: float) -> float:
+    """A part of the whole. Of nothing, one unit is already all of it."""
+    return amount / max(whole, 1.0)
+
+
+def _judged(seconds: Sequence[Second]) -> list[bool]:
+    judged = [second.number >= WARM_UP for second in seconds]
+    for index in range(1, len(seconds)):
+        now, before = seconds[index], seconds[index - 1]
+        if (now.limit, now.burst_seconds) != (before.limit, before.burst_seconds):
+            for near in range(max(index - _BEFORE, 0), min(index + _AFTER, len(seconds))):
+                judged[near] = False
+    return judged

@@ -1,0 +1,432 @@
+"""The fleet of `headgate demo`: one real run that a person changes under way, and its ends."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from headgate.cli import main
+from headgate.demo import quota_command
+from headgate.demo.bars import BLOCKS
+from headgate.demo.quota_record import WARM_UP, Record, Second, judge
+from headgate.demo.quota_users import NODES, SERVICE, USERS, WORKERS, User
+from headgate.demo.tally import RING, Standing, Tally
+from headgate.demo.worker import Caller
+from headgate.quota import Node
+
+STEADY, GREEDY, BURSTY, HOPPER = USERS
+DEMO = [sys.executable, "-m", "headgate", "demo"]
+PLACES = [Path("/dev/shm"), Path("/tmp")]
+
+
+def wait_for(happens: Callable[[], Any], seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (happened := happens()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+    return happened
+
+
+def folders_of(demo: int) -> list[Path]:
+    return [folder for place in PLACES for folder in place.glob(f"headgate-demo-{demo}-*")]
+
+
+def processes_of(demo: int) -> list[str]:
+    """The command lines of all that works in the folder of a demo."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            line = path.read_bytes().decode().replace("\0", " ")
+            if f"/headgate-demo-{demo}-" in line:
+                found.append(line)
+    return found
+
+
+# One run, as a person sees it
+
+
+@dataclass
+class Seen:
+    code: int
+    told: dict[str, Any]
+    frames: list[str]
+    pasted: list[str]  # the commands that were taken from the screen
+
+    def user(self, user: User) -> dict[str, Any]:
+        return next(told for told in self.told["users"] if told["user"] == user.name)
+
+
+def frames_in(terminal: str) -> list[str]:
+    """The screens that were drawn one after the other, as plain text."""
+    drawn = terminal.partition("\x1b[?1049l")[0].split("\x1b[H")
+    return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame) for frame in drawn if "user" in frame]
+
+
+@pytest.fixture(scope="module")
+def seen() -> Seen:
+    """14 seconds; after 6 of them a command from the screen gives greedy 400 instead of 200."""
+    terminal, printed = io.StringIO(), io.StringIO()
+    console = Console(
+        file=terminal, force_terminal=True, width=80, height=24, _environ={"TERM": "xterm"}
+    )
+    pasted: list[str] = []
+
+    def paste() -> None:
+        wait_for(lambda: "6 of 14 s" in terminal.getvalue())
+        screen = frames_in(terminal.getvalue())[-1]
+        for command in (r"\S+ limits set .*(?:\\\s+.*)?", r"kill -9 .*# the other worker.*"):
+            found = re.search(command, screen)
+            assert found is not None
+            pasted.append(found[0])
+            subprocess.run(found[0], shell=True, check=True, capture_output=True)
+
+    person = threading.Thread(target=paste)
+    person.start()
+    with contextlib.redirect_stdout(printed):
+        code = quota_command.run(14.0, as_json=True, console=console, bars=BLOCKS)
+    person.join()
+    return Seen(code, json.loads(printed.getvalue()), frames_in(terminal.getvalue()), pasted)
+
+
+def test_every_user_is_held_to_his_limit(seen: Seen) -> None:
+    assert {user["user"]: user["checks"] for user in seen.told["users"] if not user["held"]} == {}
+    assert seen.told["held"]
+    assert seen.code == 0
+    assert [user["user"] for user in seen.told["users"]] == [user.name for user in USERS]
+
+
+def test_the_report_adds_up(seen: Seen) -> None:
+    assert seen.told["demo"] == "quota"
+    assert seen.told["seconds"] == 14
+    assert seen.told["ended_by"] is None
+    assert seen.told["central"]["role"] == "active"
+    assert [node["state"] for node in seen.told["nodes"]] == ["fresh"] * NODES
+    for user in seen.told["users"]:
+        assert user["asked"] == user["admitted"] + user["refused"]
+        assert user["asked"] == sum(user["per_second"]["asked"])
+        assert len(user["per_second"]["limit"]) == 14
+
+
+def test_the_traffic_is_as_it_is_told(seen: Seen) -> None:
+    asked = {user["user"]: user["asked"] / 14 for user in seen.told["users"]}
+    # A worker that the machine holds up for long makes fewer calls.
+    assert asked == pytest.approx(
+        {"steady": 80, "greedy": 600, "bursty": 64, "hopper": 500}, rel=0.1
+    )
+
+
+def test_a_command_pasted_from_the_screen_changes_the_limit(seen: Seen) -> None:
+    assert f"limits set {SERVICE} greedy requests=400" in seen.pasted[0]
+    per_second = seen.user(GREEDY)["per_second"]
+    assert per_second["limit"][WARM_UP] == 200.0
+    assert per_second["limit"][-1] == 400.0
+    assert per_second["admitted"][WARM_UP] < 300 < per_second["admitted"][-1]
+    assert re.search(r"greedy +400/s", seen.frames[-1])
+
+
+def test_a_worker_that_is_killed_is_replaced_and_another_reports(seen: Seen) -> None:
+    victim = seen.pasted[1].split()[2]
+    assert f"{victim} (reports)" in seen.frames[0] or f"{victim} (reports)" in seen.frames[30]
+    assert victim not in seen.frames[-1]
+    assert [node["restarts"] for node in seen.told["nodes"]] == [1, 0, 0]
+    assert re.search(r"node-1 .*1 to be started again", "".join(seen.frames))
+
+
+def test_the_screen_has_all_of_it_and_what_to_try(seen: Seen) -> None:
+    last = seen.frames[-1]
+    for user in USERS:
+        assert re.search(rf"{user.name} .*\d+/s .*yes", last)
+        assert user.about in last
+    assert re.search(r"central +leads +process \d+, epoch \d+, slot \d+", last)
+    assert len(re.findall(r"node-\d +fresh +processes \d+", last)) == NODES
+    for command in (r"kill -9 \d+", r"kill -STOP (\d+); sleep 8; kill -CONT \1"):
+        assert re.search(command, last)
+
+
+def test_nothing_is_cut_off_at_80_columns_and_24_lines(seen: Seen) -> None:
+    last = seen.frames[-1].splitlines()
+    assert len(last) <= 24
+    assert max(len(line.rstrip()) for line in last) <= 80
+    assert last[0].endswith("Ctrl-C ends it")
+    assert last[1].rstrip().endswith("saved up")
+    assert re.search(r"kill -9 \d+ +# it is started again$", "\n".join(last).rstrip())
+
+
+def test_nothing_is_left_behind(seen: Seen) -> None:
+    assert folders_of(os.getpid()) == []
+    assert processes_of(os.getpid()) == []
+
+
+# How it ends
+
+
+@contextlib.contextmanager
+def running(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    demo = subprocess.Popen([*DEMO, *arguments], text=True, **options)
+    try:
+        yield demo
+    finally:
+        demo.kill()
+        demo.communicate()
+
+
+def test_ctrl_c_in_the_middle_ends_all_of_it_and_tells_what_was_seen() -> None:
+    with running("--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as demo:
+        assert demo.stderr is not None
+        assert "the central is at http://127.0.0.1:" in demo.stderr.readline()
+        assert len(processes_of(demo.pid)) == 1 + NODES * WORKERS
+        demo.send_signal(signal.SIGINT)
+        out, _ = demo.communicate(timeout=30)
+        assert demo.returncode == 128 + signal.SIGINT
+        assert json.loads(out)["ended_by"] == "SIGINT"
+        assert not json.loads(out)["held"]
+        assert folders_of(demo.pid) == processes_of(demo.pid) == []
+
+
+def test_a_signal_during_the_start_ends_what_has_started() -> None:
+    with running(stdout=subprocess.PIPE, stderr=subprocess.PIPE) as demo:
+        wait_for(lambda: processes_of(demo.pid))
+        demo.send_signal(signal.SIGTERM)
+        out, err = demo.communicate(timeout=30)
+        assert (demo.returncode, out, err) == (128 + signal.SIGTERM, "", "")
+        assert folders_of(demo.pid) == processes_of(demo.pid) == []
+
+
+@contextlib.contextmanager
+def in_a_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A demo that has a terminal of its own, and the other end of that."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    take_it = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    demo = subprocess.Popen(
+        [sys.executable, "-c", take_it + "os.execv(sys.argv[1], sys.argv[1:])", *DEMO],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env=os.environ | {"TERM": "xterm"},
+    )
+    os.close(theirs)
+    try:
+        read_until(ours, b"Try in another terminal")
+        yield demo, ours
+    finally:
+        demo.kill()
+        demo.wait()
+
+
+def read_until(terminal: int, text: bytes) -> bytes:
+    drawn = b""
+    while text not in drawn:
+        drawn += os.read(terminal, 65536)
+    return drawn
+
+
+def test_ctrl_c_at_a_terminal_closes_with_the_table() -> None:
+    with in_a_terminal() as (demo, terminal):
+        os.write(terminal, b"\x03")
+        closing = read_until(terminal, b"docs/demo.md").partition(b"\x1b[?1049l")[2]
+        assert b"hopper  100/s" in closing
+        assert demo.wait(30) == 0
+        os.close(terminal)
+        assert folders_of(demo.pid) == processes_of(demo.pid) == []
+
+
+def test_a_closed_terminal_ends_all_of_it() -> None:
+    with in_a_terminal() as (demo, terminal):
+        os.close(terminal)
+        assert demo.wait(30) in (1, 128 + signal.SIGHUP)
+        assert folders_of(demo.pid) == processes_of(demo.pid) == []
+
+
+def test_when_the_demo_is_killed_its_processes_end_too() -> None:
+    with running("--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as demo:
+        assert demo.stderr is not None
+        demo.stderr.readline()
+        demo.kill()
+        demo.wait()
+        wait_for(lambda: not processes_of(demo.pid))
+    for folder in folders_of(demo.pid):
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+def test_a_fleet_that_cannot_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert main(["demo", "--json"]) == 1
+    assert "headgate demo: the central did not start" in capsys.readouterr().err
+    assert folders_of(os.getpid()) == []
+
+
+def test_without_its_packages_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quota_command, "_NEEDED", ("starlette", "no_such_package"))
+    assert main(["demo"]) == 1
+    told = capsys.readouterr().err
+    assert "(no_such_package): pip install 'headgate[server,dashboard]'" in told
+
+
+def test_a_run_that_is_too_short_to_judge_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--seconds", "3"])
+    assert "expected 10 or more, so that there is something to judge, got 3" in (
+        capsys.readouterr().err
+    )
+
+
+# The verdict
+
+
+def seconds_of(
+    user: User, admitted: list[int], *, asked: int = 1000, limits: dict[int, float] | None = None
+) -> list[Second]:
+    """The seconds after the warm-up. `limits`: from which of them on it is another one."""
+    limit: float | None = user.limit
+    told = []
+    for index, count in enumerate(admitted):
+        limit = (limits or {}).get(index, limit)
+        told.append(Second(WARM_UP + index, limit, user.burst_seconds, asked, count))
+    return told
+
+
+def measured(user: User, seconds: list[Second]) -> dict[str, float]:
+    return {check.name: round(check.measured, 3) for check in judge(user, seconds)}
+
+
+@pytest.mark.parametrize(
+    ("user", "admitted", "over", "under"),
+    [
+        (GREEDY, [200] * 5, 0.0, 0.0),
+        (GREEDY, [200, 210, 200], 0.05, -0.017),
+        (GREEDY, [200, 150, 250, 200], 0.0, 0.0),  # what he left unused before
+        (GREEDY, [200, 150, 200, 260], 0.05, -0.012),
+        (GREEDY, [0, 0, 400, 401], 1.005, -0.001),  # but no more than the burst
+        (GREEDY, [100] * 4, 0.0, 0.5),
+        (BURSTY, [550, 50, 0, 0], 0.0, -2.0),  # 10 s of 50 are saved, and 50 come in
+        (BURSTY, [560, 0], 0.2, -4.6),
+    ],
+)
+def test_a_second_is_held_against_a_bucket_of_the_limit(
+    user: User, admitted: list[int], over: float, under: float
+) -> None:
+    found = measured(user, seconds_of(user, admitted))
+    assert found == pytest.approx({"over_second": over, "under": under}, abs=0.001)
+
+
+def test_one_who_hops_is_judged_by_the_whole_run() -> None:
+    # 10 s of 100 and a burst of 1000
+    assert measured(HOPPER, seconds_of(HOPPER, [400, 0] * 5))["over_run"] == 0.0
+    assert measured(HOPPER, seconds_of(HOPPER, [500, 40] * 5))["over_run"] == 0.35
+
+
+def test_the_warm_up_is_not_judged() -> None:
+    early = [Second(number, 200.0, 1.0, 600, 600) for number in range(WARM_UP)]
+    assert judge(GREEDY, early) == []
+    assert measured(GREEDY, early + seconds_of(GREEDY, [200]))["over_second"] == 0.0
+
+
+def test_seconds_near_a_change_of_the_limit_are_not_judged() -> None:
+    admitted = [200, 200, 600, 300, 0, 900, 400, 400, 420]
+    seconds = seconds_of(GREEDY, admitted, limits={4: 400.0})
+    assert measured(GREEDY, seconds[:-1]) == {"over_second": 0.0, "under": 0.0}
+    assert measured(GREEDY, seconds) == {"over_second": 0.05, "under": -0.017}
+
+
+def test_after_another_burst_was_set_the_bucket_may_be_full() -> None:
+    before = seconds_of(GREEDY, [200] * 4)
+    after = [Second(9 + index, 200.0, 3.0, 900, 200) for index in range(4)]
+    assert measured(GREEDY, [*before, *after, Second(13, 200.0, 3.0, 900, 800)])["over_second"] == 0
+    assert measured(GREEDY, [*before, *after, Second(13, 200.0, 3.0, 900, 801)])["over_second"] > 0
+
+
+def test_a_user_without_a_limit_is_not_judged() -> None:
+    assert judge(GREEDY, [Second(9, None, 0.0, 600, 600)]) == []
+
+
+def test_a_limit_of_0_lets_nothing_pass() -> None:
+    assert measured(GREEDY, [Second(9, 0.0, 1.0, 600, 0)])["over_second"] == 0.0
+    assert measured(GREEDY, [Second(9, 0.0, 1.0, 600, 1)])["over_second"] == 1.0
+
+
+def test_a_record_that_knows_nothing_yet_has_held_nobody() -> None:
+    record = Record(USERS)
+    assert record.last(GREEDY) is None
+    assert not record.is_held(GREEDY)
+
+
+# Its parts
+
+
+def test_a_tally_is_read_by_another_while_it_is_written(tmp_path: Path) -> None:
+    with Tally(tmp_path / "tally") as worker, Tally(tmp_path / "tally") as demo:
+        assert demo.standing().pid == 0
+        standing = Standing(7, is_reporting=True, state="reused", epoch=3, slot=9)
+        worker.stand(standing)
+        assert demo.standing() == standing
+        worker.count(5, 1, is_admitted=True)
+        worker.count(5, 1, is_admitted=False)
+        worker.count(5, 1, is_admitted=False)
+        assert demo.counts(5) == [(0, 0), (1, 2), (0, 0), (0, 0)]
+        assert demo.counts(6) == [(0, 0)] * 4
+        worker.count(5 + RING, 0, is_admitted=True)
+        assert demo.counts(5) == [(0, 0)] * 4
+        assert demo.counts(5 + RING) == [(1, 0), (0, 0), (0, 0), (0, 0)]
+
+
+def test_calls_are_made_by_the_clock_and_a_long_pause_is_not_made_up_for(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    node = Node("ws://127.0.0.1:1", node_id="n", services=[SERVICE], shared=str(tmp_path / "n"))
+    with Tally(tmp_path / "tally") as tally:
+        caller = Caller(node, tally, place=0, worker=0, begin=begin)
+        caller.call(begin - 1.0)
+
+        def asked() -> int:
+            return sum(sum(tally.counts(second)[1]) for second in range(30))
+
+        assert asked() == 0
+        for tick in range(100):
+            caller.call(begin + 0.01 * (tick + 1))
+        assert asked() == 100  # a sixth of 600
+        caller.call(begin + 1000.0)
+        assert asked() == 125
+    node.close()
+
+
+@pytest.mark.parametrize("user", USERS, ids=lambda user: user.name)
+def test_the_mean_of_what_a_user_asks_for_is_what_the_screen_says(user: User) -> None:
+    moments = [0.05 * step for step in range(int(17.4 * 6 / 0.05))]
+    total = sum(user.rate(node, t) for t in moments for node in range(NODES)) / len(moments)
+    expected = {"steady": 80.0, "greedy": 600.0, "bursty": 75.0, "hopper": 500.0}
+    assert total == pytest.approx(expected[user.name], rel=0.05)
+
+
+def test_the_hopper_is_at_one_node_for_one_to_three_seconds() -> None:
+    places = [
+        next(node for node in range(NODES) if HOPPER.rate(node, 0.1 * step)) for step in range(348)
+    ]
+    stays = [len(list(stay)) / 10 for _, stay in groupby(places)]
+    assert set(places) == set(range(NODES))
+    assert min(stays) >= 0.9
+    assert max(stays) <= 3.1

@@ -209,4 +209,4 @@ def test_a_classic_node_is_told_amounts_alone() -> None:
     ledger.book_classic(START, "n", START, counts, {})
     ledger.assign(START)
     told = write_classic(ledger.quota(START + 1, "n"), START + 2)
-    assert told == '{"front":{"1002":{"ann":{"requests":58}}},"storage":{"1002":{}}}'
+    assert told == '{"front":{"1002":{"ann":{"requests":58.0}}},"storage":{"1002":{}}}'

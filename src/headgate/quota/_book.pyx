@@ -57,7 +57,7 @@ from headgate.quota._bucket cimport (
     promised_after,
     refill,
 )
-from headgate.quota._given cimport Given, given_shares
+from headgate.quota._given cimport Given, given_of, given_shares
 from headgate.quota._lines cimport Dictionary, Found, Packed, PackedLines
 from headgate.quota._nodes cimport Nodes
 from headgate.quota._register cimport Register
@@ -710,7 +710,7 @@ cdef class Book:
             out = &outs[2 * cell.node + (target & (lead[cell.node] - 1))]
             if out.count == out.room:
                 _grow(out)
-            out.given[out.count] = Given(number, <float> amount, cell.safe)
+            out.given[out.count] = given_of(number, <float> amount, cell.safe)
             ahead(&out.given[out.count + 12])
             out.count += 1
         return 0
@@ -863,7 +863,7 @@ cdef class Book:
                     out = self._out(node, target)
                     if out.count == out.room:
                         _grow(out)
-                    out.given[out.count] = Given(number, cell.promised[target & 3], cell.safe)
+                    out.given[out.count] = given_of(number, cell.promised[target & 3], cell.safe)
                     out.count += 1
         return [share for share in result if share[0] <= told]
 
@@ -1012,7 +1012,7 @@ cdef class Book:
                     out = self._out(cell.node, target)
                     if out.count == out.room:
                         _grow(out)
-                    out.given[out.count] = Given(<int> number, cell.promised[target & 3], cell.safe)
+                    out.given[out.count] = given_of(<int> number, cell.promised[target & 3], cell.safe)
                     out.count += 1
 
     # Looking

@@ -36,7 +36,7 @@ cdef class GivenShares:
                     shares = self.users.get(user)
                     if shares is None:
                         shares = self.users[user] = {}
-                    shares[resource] = Share(given.amount, given.safe)
+                    shares[resource] = Share(given.amount, safe_of(given))
         return self.users
 
     def __getitem__(self, user):

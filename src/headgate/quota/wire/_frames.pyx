@@ -15,7 +15,7 @@ from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 
 from headgate.errors import ProtocolError
-from headgate.quota._given cimport Given, GivenShares
+from headgate.quota._given cimport GivenShares, safe_of
 from headgate.quota._lines cimport Dictionary, Packed, PackedLines
 from headgate.quota._register cimport Register
 from headgate.quota.protocol import Share
@@ -495,7 +495,7 @@ cdef class Introduced:
         cdef int expected = -1
         cdef int *entries = self.entries
         cdef GivenShares given
-        cdef Given one
+        cdef float[2] share  # amount and safe
         put(buffer, &runs, 4)
         for _, users in parts:
             if type(users) is GivenShares:
@@ -506,19 +506,21 @@ cdef class Introduced:
                         if entries[at] != expected:
                             run = _begin_run(buffer, run, entries[at], 8 * (given.count - i))
                             runs += 1
-                        memcpy(buffer.data + buffer.size, &given.given[i].amount, 8)
+                        share[0] = given.given[i].amount
+                        share[1] = safe_of(&given.given[i])
+                        memcpy(buffer.data + buffer.size, share, 8)
                         buffer.size += 8
                         expected = entries[at] + 1
                     at += 1
                 continue
             for resources in users.values():
                 for amount, safe in resources.values():
-                    one.amount = amount
-                    one.safe = safe
+                    share[0] = amount
+                    share[1] = safe
                     if entries[at] != expected:
                         run = _begin_run(buffer, run, entries[at], 8)
                         runs += 1
-                    put(buffer, &one.amount, 8)
+                    put(buffer, share, 8)
                     expected = entries[at] + 1
                     at += 1
         _end_run(buffer, run)

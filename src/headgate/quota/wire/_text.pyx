@@ -15,7 +15,7 @@ from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy, memset
 
 from headgate.errors import ProtocolError
-from headgate.quota._given cimport Given, GivenShares
+from headgate.quota._given cimport Given, GivenShares, given_of, safe_of
 from headgate.quota._lines cimport Dictionary, Packed, PackedLines
 from headgate.quota.wire._buffer cimport Buffer, PyUnicode_AsUTF8AndSize, as_bytes, dispose, put, room_for
 from headgate.quota.wire.checks import amount, fail, name, whole
@@ -540,7 +540,7 @@ cdef int _put_share(Buffer *buffer, str resource, const Given *given, bint is_cl
         memcpy(here, b":[", 2)
         here = _number(here + 2, given.amount)
         here[0] = 44
-        here = _number(here + 1, given.safe)
+        here = _number(here + 1, safe_of(given))
         here[0] = 93
         here += 1
     here[0] = 44
@@ -577,9 +577,8 @@ def write_users(GivenShares shares not None, *, bint is_classic=False):
                 continue
             entry = <tuple> names[given[i].bucket]
             if entry[0] in late:
-                late[entry[0]][entry[1]] = (given[i].amount, given[i].safe)
+                late[entry[0]][entry[1]] = (given[i].amount, safe_of(&given[i]))
     memset(&buffer, 0, sizeof(Buffer))
-    memset(&one, 0, sizeof(Given))
     last = None
     try:
         room_for(&buffer, 64 * count + 2)
@@ -606,8 +605,7 @@ def write_users(GivenShares shares not None, *, bint is_classic=False):
             _put_text(&buffer, user)
             put(&buffer, b":{", 2)
             for resource, (given_amount, safe) in resources.items():
-                one.amount = given_amount
-                one.safe = safe
+                one = given_of(0, given_amount, safe)
                 _put_share(&buffer, resource, &one, is_classic)
             buffer.size -= 1
             put(&buffer, b"},", 2)

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import socket
 import ssl
 import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from websockets.asyncio.client import connect as connect_async
@@ -269,3 +271,27 @@ def test_a_barred_address_is_told_so_and_others_are_not() -> None:
             assert closed_with(socket) == (1008, "denied: too many bad frames")
         with PlainNode(central) as node:
             assert node.report(node.slot(), {})
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:7411", "10.0.0.1", "@"])
+def test_a_name_that_has_come_to_mean_this_machine_opens_nothing(host: str) -> None:
+    """A page of evil.example, whose name is suddenly 127.0.0.1, is of its own origin."""
+    with running() as central:
+        request = urllib.request.Request(f"{central.url}/api/limits", headers={"Host": host})
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request)
+        with caught.value as error:
+            assert error.code == 403
+            assert "localhost" in json.loads(error.read())["error_message"]
+        address = urlsplit(central.url)
+        with socket.create_connection((address.hostname, address.port)) as raw:
+            raw.sendall(
+                f"GET / HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n"
+                "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+                "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+            )
+            raw.settimeout(10)
+            heard = b""
+            while piece := raw.recv(4096):
+                heard += piece
+        assert b"denied: without a token only for localhost" in heard

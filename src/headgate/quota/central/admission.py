@@ -3,7 +3,7 @@
 The path is `/` or `/throttle`. Who asks for the subprotocol `headgate.v1` speaks it, who asks for
 none speaks the classic protocol. A browser is no node: a page that somebody has open on this
 machine must not reach a central that listens without a token, so an `Origin` that is not our own
-address is turned away.
+address is turned away, and so is a `Host` that is not this machine's.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from headgate.quota.central.connection import CLASSIC, Kind, Refusal
-from headgate.quota.central.tokens import Tokens
+from headgate.quota.central.tokens import Tokens, is_this_machine
 from headgate.quota.wire import SUBPROTOCOL
 
 __all__ = ["Handshake", "admit"]
@@ -37,6 +37,8 @@ def admit(handshake: Handshake, tokens: Tokens, slot_seconds: float) -> Kind | R
     if not tokens.allows("node", handshake.authorization):
         wanted = "expected another token" if handshake.authorization else "a token is needed"
         return Refusal.denied(f"{wanted}: Authorization: Bearer TOKEN")
+    if tokens.node is None and not is_this_machine(handshake.host):
+        return Refusal.denied(f"without a token only for localhost, not for {handshake.host}")
     if handshake.origin is not None and urlsplit(handshake.origin).netloc != handshake.host:
         return Refusal.denied(f"not for pages of {handshake.origin}")
     if handshake.path not in _PATHS:

@@ -10,7 +10,7 @@ import itertools
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -23,7 +23,7 @@ from headgate.quota.central.node_socket import NodeSocket
 from headgate.quota.central.pulse import Pulse
 from headgate.quota.central.state_file import StateFile
 from headgate.quota.central.switchboard import Switchboard
-from headgate.quota.central.tokens import Tokens
+from headgate.quota.central.tokens import Tokens, is_this_machine
 
 __all__ = ["Server"]
 
@@ -124,7 +124,12 @@ class _AdminOnly:
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/healthz" or self._tokens.allows("admin", _authorization(scope)):
+        if scope["path"] == "/healthz":
+            await self._app(scope, receive, send)
+        elif self._tokens.admin is None and not is_this_machine(_header(scope, b"host")):
+            why = "denied: without a token the API is for localhost alone"
+            await api.refusal(403, "Denied", why)(scope, receive, send)
+        elif self._tokens.allows("admin", _header(scope, b"authorization")):
             await self._app(scope, receive, send)
         else:
             why = "denied: the admin token is needed: Authorization: Bearer TOKEN"
@@ -132,9 +137,10 @@ class _AdminOnly:
             await response(scope, receive, send)
 
 
-def _authorization(scope: dict[str, Any] | Any) -> str | None:
-    values = [value for name, value in scope["headers"] if name == b"authorization"]
-    return values[0].decode("latin-1") if len(values) == 1 else None
+def _header(scope: Scope, wanted: bytes) -> str | None:
+    """A header's value. Said twice it is not believed, but it is not absent."""
+    values = [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
+    return ", ".join(values) or None
 
 
 def _listen(host: str, port: int) -> Iterator[socket.socket]:

@@ -18,10 +18,11 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from headgate.errors import ConfigError
 
-__all__ = ["Tokens", "is_loopback", "read_tokens"]
+__all__ = ["Tokens", "is_loopback", "is_this_machine", "read_tokens"]
 
 _SHORTEST = 8
 _LONGEST = 500
@@ -55,6 +56,18 @@ class Tokens:
             hmac.compare_digest(given, token.encode()) for token in wanted if token is not None
         ]
         return scheme.lower() == "bearer" and any(matches)
+
+
+def is_this_machine(host: str | None) -> bool:
+    """Whether a header `Host` names this machine by a name that nobody else can give it.
+
+    A page of evil.example whose name has come to mean 127.0.0.1 sends `Host: evil.example`. What
+    sends none is no browser.
+    """
+    if host is None:
+        return True
+    name = urlsplit(f"//{host}").hostname or ""
+    return is_loopback(name) or name.endswith(".localhost")
 
 
 def read_tokens(path: str | Path) -> Tokens:

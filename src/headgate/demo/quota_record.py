@@ -15,9 +15,10 @@ What is measured, over the seconds that are judged:
     under         1 minus admitted over min(asked, limit), each summed
 
 Not judged: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
-takes a slot or two to be in force everywhere; seconds without a limit, or of which nothing is
-known. Whole slots are measured, and not any stretch of a second: a machine that is busy may hold
-up a node for a while, which moves calls within a slot and says nothing about the limits.
+takes two or three slots to be in force and as many to be even; seconds without a limit, or of
+which nothing is known. Whole slots are measured, and not any stretch of a second: a machine that
+is busy may hold up a node for a while, which moves calls within a slot and says nothing about
+the limits.
 
 `Record` keeps the last hour.
 """
@@ -32,7 +33,7 @@ __all__ = ["HISTORY", "WARM_UP", "Check", "Record", "Second", "judge"]
 
 WARM_UP = 5  # seconds
 HISTORY = 3600
-_BEFORE, _AFTER = 2, 3  # seconds around the moment a change was noticed
+_BEFORE, _AFTER = 2, 6  # seconds around the moment a change was noticed
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,32 @@ def test_a_central_that_has_forgotten_a_user_books_only_what_no_leader_knew(shar
     host.close()
 
 
+def test_what_does_not_fit_into_a_report_is_told_by_the_next(shared: str) -> None:
+    """And an acknowledgement does not stand for what was left out."""
+    clock = ManualClock(1000.0)
+    host = Host("n1", ["front"], shared=shared, clock=clock)
+    ledger = Ledger([Entry("front", "*", rates={"a": 1e9}, burst_seconds=1.0)])
+    reporter = Reporter(host, ["c1"])
+    amounts = dict.fromkeys("abcdefg", 1.0)
+    for number in range(15_000):
+        host.consume("front", f"user-{number}", amounts)
+    sizes = []
+    for _ in range(5):
+        clock.advance(1.0)
+        now = clock.now()
+        [(_, report)] = reporter.outgoing(now + 0.2)
+        assert isinstance(report, Report)
+        sizes.append(sum(map(len, report.lines.get("front", {}).values())))
+        ledger.book(int(now), report)
+        reporter.receive(now + 0.3, "c1", _ack(report, now + 0.3))
+    assert sum(sizes) == 15_000 * 7
+    assert max(sizes) <= 50_000
+    assert sizes[3:] == [0, 0]
+    for number in (0, 7_000, 14_999):
+        assert ledger.recorded("front", f"user-{number}", "g") == 1.0
+    host.close()
+
+
 def test_windows_go_on_when_nobody_reports(host: Host) -> None:
     clock = host.clock
     assert isinstance(clock, ManualClock)

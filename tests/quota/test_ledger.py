@@ -147,6 +147,32 @@ def test_a_node_that_says_good_bye_loses_it_at_once() -> None:
     assert sum(fleet.step(demand, silent=("node-9",)).values()) >= 990.0
 
 
+def test_what_a_silent_node_was_promised_does_not_narrow_a_bucket_that_holds_little() -> None:
+    """It did: the others had two thirds of the limit until the node was forgotten."""
+    fleet = Fleet(Ledger([entry(r=1000.0, burst_seconds=0.0)]), 4)
+    fleet.run(12, 3000.0)
+    demand = dict.fromkeys(fleet.names, 750.0)
+    admitted = [sum(fleet.step(demand, silent=("node-3",)).values()) for _ in range(10)]
+    assert min(admitted[4:]) >= 990.0, admitted
+
+
+def test_late_reports_that_come_one_by_one_get_the_refill_of_their_time() -> None:
+    """They did not, unlike one for all: after a cut cable came seconds of nothing."""
+    ledger = Ledger([entry(r=100.0, burst_seconds=0.0)])
+    ledger.book(START, report("n", 1, START - 1))
+    for slot in range(START + 1, START + 5):
+        ledger.book(slot, report("n", slot - START + 1, slot - 1, u=line(100.0 * (slot - START))))
+        ledger.assign(slot)
+    for slot in range(START + 5, START + 15):  # it goes on, unheard
+        ledger.assign(slot)
+    for slot in range(START + 5, START + 16):
+        late = report("n", slot - START + 1, slot - 1, u=line(100.0 * (slot - START)))
+        ledger.book(START + 15, late)
+    ledger.assign(START + 15)
+    assert ledger.recorded("front", "u", "r") == 1500.0
+    assert ledger.level("front", "u", "r", START + 15) >= -100.0
+
+
 def test_a_late_report_is_set_against_the_refill_of_its_own_time() -> None:
     """Half a minute without reports fills the bucket in the books only: the nodes went on."""
     ledger = Ledger([entry(r=100.0, burst_seconds=10.0)])

@@ -635,9 +635,11 @@ cdef class Book:
                 wishes[i].age = slot - first - cell.listed
             if slot - reported >= GONE_SLOTS:
                 # Nothing more for it; but what it has may be spent as long as we do not hear.
+                # It is as good as spent, and takes no room in the bucket: one that holds little
+                # could else not give out all of its refill until the node is forgotten.
                 wishes[i].demand = -1.0
-                held += cell.held
-                outstanding += cell.lapsed + promised_after(cell, first, reported)
+                held += cell.held + promised_after(cell, first, reported)
+                outstanding += cell.lapsed
                 late = True
                 continue
             cell.lapsed = 0.0

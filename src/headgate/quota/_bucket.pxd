@@ -146,6 +146,7 @@ cdef inline void enter(
 ) noexcept nogil:
     """Note what is new of a cell: the mean cost, the demand, the refill of its time."""
     cdef double cost, demand, distance, recovered, request, new = news.consumed
+    cdef int older
     cell.listed = max(cell.listed, booking.day)
     if news.requests and new > 0.0:
         cost = new / news.requests
@@ -174,9 +175,12 @@ cdef inline void enter(
         cell.demand = <float> max(0.1 * demand, demand + distance)
     if bucket.rate >= 0.0:
         refill(bucket, booking.slot)
-    if booking.slots > 1 and bucket.spilled_at > booking.slot - booking.slots:
+    # All but the last slot of it is old; and that too, if the bucket has had a later refill.
+    older = booking.slots - 1 + (bucket.slot > booking.slot)
+    if older > 0 and bucket.rate > 0.0 and bucket.spilled_at > booking.slot - booking.slots:
         # The older part was consumed while refill spilled over that should have covered it.
-        recovered = min(bucket.spilled, new * (booking.slots - 1) / booking.slots)
+        recovered = min(bucket.spilled, new * older / booking.slots)
+        recovered = min(recovered, bucket.rate * (booking.slots - 1 + bucket.slot - booking.slot))
         bucket.spilled -= recovered
         bucket.level += recovered
     if new > 0.0 or news.rejected:

@@ -26,6 +26,7 @@ cdef struct Total:
     uint8_t notes
     uint8_t resource
 
+
 @cython.final
 cdef class Account:
     cdef readonly str service
@@ -38,6 +39,7 @@ cdef class Account:
     cdef int count
     cdef Total *total(self, int resource, double settled) noexcept
     cdef bint holds(self) noexcept
+
 
 @cython.final
 cdef class ReportBook:

@@ -21,6 +21,8 @@ that totals that begin at 0 again are booked in full.
 
 from libc.string cimport memset
 
+from headgate.quota._user cimport LARGEST
+
 from headgate.quota.protocol import Report
 
 __all__ = ["Account", "ReportBook"]
@@ -128,6 +130,7 @@ cdef class ReportBook:
             else:
                 consumed, rejected, requests = cell.consumed, cell.rejected, cell.requests
                 held = 0.0 if is_dead else cell.old_held + cell.held
+            held = min(max(held, 0.0), LARGEST)  # sums of what came and went are off by rounding
             total = account.total(cell.resource, cell.settled)
             if (
                 total.consumed != consumed or total.rejected != rejected or total.requests != requests

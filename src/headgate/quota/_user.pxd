@@ -29,12 +29,15 @@ cdef extern from *:
     #define HG_HEAD_START 0.1
     /* Without a central and without `fallback`: requests per second for each user. */
     #define HG_FALLBACK_REQUESTS 10.0
+    /* No total is larger: a report could not tell it. */
+    #define HG_LARGEST 1e18
     """
     const double SLACK "HG_SLACK"
     const double MEAN_WEIGHT "HG_MEAN_WEIGHT"
     const double LATE "HG_LATE"
     const double HEAD_START "HG_HEAD_START"
     const double FALLBACK_REQUESTS "HG_FALLBACK_REQUESTS"
+    const double LARGEST "HG_LARGEST"
 
 cdef enum:
     MOST_CELLS = 8
@@ -405,7 +408,7 @@ cdef inline void settle(User *user, Cell *cells, int *count, Costs *amounts) noe
             expected = cell.held * one
             cell.held -= expected
         is_done[cell - cells] = True
-        cell.consumed += amount
+        cell.consumed = min(cell.consumed + amount, LARGEST)
         if amount > 0.0:
             cell.requests += 1
             learn(cell, amount, 1.0)
@@ -475,7 +478,7 @@ cdef inline uint32_t admit_many(
         cell = add_cell(cells, count, amounts.resource[i])
         if cell == NULL:
             continue
-        cell.consumed += amounts.amount[i] * many
+        cell.consumed = min(cell.consumed + amounts.amount[i] * many, LARGEST)
         cell.taken += amounts.amount[i] * many
         if amounts.amount[i] > 0.0:
             cell.requests += many

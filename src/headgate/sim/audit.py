@@ -45,6 +45,7 @@ __all__ = ["Audit", "InvariantBroken"]
 Cell = tuple[str, str, str]  # service, user, resource
 
 _FORGET_SLOTS = 300  # a node that is silent for longer is forgotten
+_SILENT_SLOTS = 3  # one that has not reported for so many gets nothing more
 _ROUND_TRIP_SLOTS = 3  # beside its burst a bucket holds a request and so many slots' refill
 _LEASE = 3
 _FALLBACK = 10.0  # requests per second of a user nobody has told anything of
@@ -308,7 +309,7 @@ class Audit:
 
     def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, slot: int) -> None:
         # A central knows what was held when it gave out last; since then some may have ended.
-        held = sum(bucket.held.values())
+        held = sum(bucket.held.values()) + self._promised_to_silent(books, bucket, slot)
         full = self._ceiling(cell, bucket) + max(held, bucket.was_held)
         bucket.was_held = held
         refilled = bucket.level + bucket.rate * (slot - bucket.slot)
@@ -318,6 +319,15 @@ class Audit:
             bucket.spilled += max(0.0, refilled - full)
         bucket.level = min(refilled, full)
         bucket.slot = slot
+
+    def _promised_to_silent(self, books: _Books, bucket: _Bucket, now_slot: int) -> float:
+        """What may be spent by nodes that are not heard: it takes no room in the bucket."""
+        silent = 0.0
+        for node, promised in bucket.promised.items():
+            reported = books.heard.get(node, (0, 0, now_slot - 1))[2]
+            if now_slot - reported >= _SILENT_SLOTS:
+                silent += sum(amount for slot, amount in promised.items() if slot > reported)
+        return silent
 
     def _outstanding(self, books: _Books, bucket: _Bucket, last: int, now_slot: int) -> float:
         outstanding = 0.0
@@ -386,6 +396,9 @@ class Audit:
                 bucket.promised.pop(message.node, None)
                 bucket.held.pop(message.node, None)
         books.heard[message.node] = (message.boot, message.sequence, slot)
+        # All but its last slot is old; and that too, if it comes after the assignment.
+        is_late = math.floor(time / self._scenario.slot_seconds + 0.5) > slot + 1
+        older = slots - 1 + is_late
         totals = books.totals.setdefault((message.node, message.boot), {})
         for service, users in message.lines.items():
             for user, resources in users.items():
@@ -401,7 +414,7 @@ class Audit:
                         new = line.consumed - line.settled
                     totals[cell] = line.consumed
                     bucket = self._bucket(books, cell, rate)
-                    recovered = min(bucket.spilled, new * (slots - 1) / slots)
+                    recovered = min(bucket.spilled, new * older / slots)
                     bucket.spilled -= recovered
                     bucket.level += recovered - new
                     bucket.held[message.node] = 0.0 if message.leaving else line.held

@@ -1,5 +1,6 @@
 """Who may come in, and who is sent away: tokens, TLS, addresses."""
 
+import asyncio
 import json
 import ssl
 import subprocess
@@ -8,12 +9,15 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 
 from headgate.errors import ConfigError
 from headgate.quota import Central
 from headgate.quota.central.bad_frames import BadFrames
 from headgate.quota.central.tokens import Tokens, is_loopback, read_tokens
+from headgate.quota.protocol import Ack, Report
+from headgate.quota.wire import NodeWire
 from tests.quota.central.parts import LIMITS, PlainNode, V1Node, closed_with, running
 
 NODE, ADMIN = "node-secret-1", "admin-secret-2"
@@ -180,14 +184,30 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_tls(certificate: tuple[Path, Path]) -> None:
+    """With the asyncio client: the other one reads and writes a TLS socket in two threads, and
+    one handshake in sixty hangs, with the library's own server too."""
     cert, key = certificate
     trusted = ssl.create_default_context(cafile=str(cert))
+
+    async def report(url: str) -> object:
+        wire = NodeWire()
+        async with connect_async(
+            url, ssl=trusted, subprotocols=["headgate.v1"], additional_headers=bearer(NODE)
+        ) as websocket:
+            await websocket.send(wire.write(Report("n", 1, 1, -1, 0, 1, 0.0, {})))
+            return wire.read(await websocket.recv())
+
+    async def refused(url: str) -> int | None:
+        async with connect_async(url, ssl=trusted) as websocket:
+            await websocket.wait_closed()
+            return websocket.close_code
+
     with running(tls_cert=cert, tls_key=key, node_token=NODE, admin_token=ADMIN) as central:
         assert central.url.startswith("https://")
-        with V1Node(central, ssl=trusted, additional_headers=bearer(NODE)) as node:
-            assert node.report(1).sequence == 1
-        with connect(central.ws_url, ssl=trusted) as socket:
-            assert closed_with(socket)[0] == 1008
+        ack = asyncio.run(report(central.ws_url))
+        assert isinstance(ack, Ack)
+        assert ack.sequence == 1
+        assert asyncio.run(refused(central.ws_url)) == 1008
         with urllib.request.urlopen(central.url + "/healthz", context=trusted) as response:
             assert response.status == 200
 

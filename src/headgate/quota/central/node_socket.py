@@ -44,6 +44,7 @@ _logger.setLevel(logging.WARNING)  # that a connection opens or closes is no new
 
 _TURN_SECONDS = 0.004
 # Between two looks at the clock. Small frames cost most by the byte: a piece has 340 of them.
+_SMALL_BYTES = 1 << 16
 _PIECE_BYTES = 2048
 _LONG_SECONDS = 0.02  # who has kept the others waiting for so long
 _REST = 10  # rests for so many times as long
@@ -217,7 +218,11 @@ class NodeSocket(asyncio.Protocol):
     def _take_turn(self) -> None:
         """Go on with what has come in, until it is the others' turn."""
         self._has_turn = False
-        begun, worked = self._loop.time(), time.thread_time()
+        # By the time it worked: a machine that has other things to do is not this node's fault.
+        # Only where it can have been long: to ask for it costs as much as to book a small report.
+        is_large = self._partial + len(self._unread) > _SMALL_BYTES
+        working = time.thread_time() if is_large else 0.0
+        begun = self._loop.time()
         took = 0.0
         at = 0
         while at < len(self._unread) and not self._is_ending and took < _TURN_SECONDS:
@@ -229,8 +234,7 @@ class NodeSocket(asyncio.Protocol):
             self._unread.clear()
             return
         del self._unread[:at]
-        # By the time it worked: a machine that has other things to do is not this node's fault.
-        worked = time.thread_time() - worked
+        worked = time.thread_time() - working if is_large else 0.0
         if self._unread or worked > _LONG_SECONDS:
             self._has_turn = True
             self._transport.pause_reading()

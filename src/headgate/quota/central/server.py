@@ -147,6 +147,9 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
     except OSError as error:
         raise Unavailable(f"cannot listen on {host}:{port}: {error}") from None
     listener.setblocking(False)
+    # Those who are accepted have it from here: a quota must not wait for the acknowledgement of
+    # the Ack before it.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     yield listener
 
 

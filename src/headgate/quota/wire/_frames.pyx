@@ -315,8 +315,8 @@ cdef class Introduced:
     """The dictionary of one direction of a connection, at the end that writes."""
 
     def __cinit__(self):
-        self.entries = NULL
-        self.entries_room = 0
+        self.entries = self.packed_numbers = NULL
+        self.entries_room = self.packed_room = 0
 
     def __init__(self, bounds):
         self.most_entries = bounds.entries
@@ -326,6 +326,7 @@ cdef class Introduced:
 
     def __dealloc__(self):
         free(self.entries)
+        free(self.packed_numbers)
 
     cdef int forget(self):
         self.numbers = {}
@@ -333,6 +334,8 @@ cdef class Introduced:
         self.count = self.users = self.frames = 0
         self.is_ragged = False
         self.fresh = []
+        self.packed_dictionary = None
+        self.packed_count = 0
         return 0
 
     cdef bint is_outgrown(self, Py_ssize_t used):
@@ -522,24 +525,25 @@ cdef class Introduced:
         memcpy(buffer.data + begin, &runs, 4)
         return runs
 
-    def lines(self, dict lines not None):
+    def lines(self, lines not None):
         """Write new entries and lines of a report; and whether the dictionary begins anew."""
-        cdef Py_ssize_t used = 0, i = 0
+        cdef PackedLines packed
+        cdef Py_ssize_t used, i
         cdef Buffer buffer
         cdef Numbered *order = NULL
         cdef unsigned int count
         cdef int expected = 0, last = -1
         cdef bint anew, is_sorted = True
-        for users in lines.values():
-            used += sum(map(len, users.values()))
+        packed = lines if type(lines) is PackedLines else packed_lines(lines)
+        used = packed.count
         anew = self.is_outgrown(used)
         if anew:
             self.forget()
-        packed = self._number_lines(lines)
+        self._number_lines(packed)
         if not self.has_room():
             anew = True
             self.forget()
-            packed = self._number_lines(lines)
+            self._number_lines(packed)
             if not self.has_room():
                 users_now = self.users
                 self.forget()
@@ -552,18 +556,17 @@ cdef class Introduced:
         try:
             if order == NULL:
                 raise MemoryError
-            for entry, _ in packed:
-                order[i] = Numbered(entry, <int> i)
+            for i in range(used):
+                order[i] = Numbered(self.packed_numbers[packed.lines[i].entry], <int> i)
                 is_sorted = is_sorted and order[i].entry > last
                 last = order[i].entry
-                i += 1
             if not is_sorted:
                 qsort(order, used, sizeof(Numbered), _by_entry)
             self._write_fresh(<size_t> &buffer)
             count = <unsigned int> used
             put(&buffer, &count, 4)
             for i in range(used):
-                _write_line(&buffer, order[i].entry, expected, packed[order[i].at][1])
+                _write_line(&buffer, order[i].entry, expected, &packed.lines[order[i].at])
                 expected = order[i].entry + 1
             self.settle(used, 0)
             return anew, as_bytes(&buffer)
@@ -571,14 +574,54 @@ cdef class Introduced:
             free(order)
             dispose(&buffer)
 
-    def _number_lines(self, dict lines):
-        packed = []
-        for service, users in lines.items():
-            numbers = self.numbers.setdefault(service, {})
-            for user, resources in users.items():
-                for resource, line in resources.items():
-                    packed.append((self.number(service, numbers, user, resource), line))
-        return packed
+    cdef int _number_lines(self, PackedLines packed) except -1:
+        """Find the entries here of all entries there, in `packed_numbers`."""
+        cdef Dictionary dictionary = packed.dictionary
+        cdef Py_ssize_t i, room = len(dictionary)
+        cdef int *grown
+        cdef int entry
+        if self.packed_dictionary is not dictionary:
+            self.packed_dictionary = dictionary
+            self.packed_count = 0
+        if room > self.packed_room:
+            room += room // 2
+            grown = <int *> realloc(self.packed_numbers, room * sizeof(int))
+            if grown == NULL:
+                raise MemoryError
+            self.packed_numbers = grown
+            self.packed_room = room
+        while self.packed_count < len(dictionary):
+            self.packed_numbers[self.packed_count] = -1
+            self.packed_count += 1
+        for i in range(packed.count):
+            entry = packed.lines[i].entry
+            if self.packed_numbers[entry] < 0:
+                service = dictionary.services[dictionary.found[entry].service]
+                user, resource = dictionary.names[entry]
+                numbers = self.numbers.setdefault(service, {})
+                self.packed_numbers[entry] = self.number(service, numbers, user, resource)
+        return 0
+
+
+cdef PackedLines packed_lines(lines):
+    """Lines in dicts, with a dictionary of their own."""
+    cdef Dictionary dictionary = Dictionary()
+    cdef PackedLines packed = PackedLines(dictionary)
+    cdef Packed *line
+    packed.reserve(sum(len(resources) for users in lines.values() for resources in users.values()))
+    for service, users in lines.items():
+        for user, resources in users.items():
+            for resource, (consumed, rejected, requests, settled, held) in resources.items():
+                line = &packed.lines[packed.count]
+                line.entry = <int> len(dictionary)
+                dictionary.add(service, user, resource)
+                line.consumed = consumed
+                line.rejected = <unsigned int> (<unsigned long long> rejected)
+                line.requests = <unsigned int> (<unsigned long long> requests)
+                line.settled = settled
+                line.held = held
+                packed.count += 1
+    return packed
 
 
 cdef Py_ssize_t _begin_run(Buffer *buffer, Py_ssize_t run, int entry, Py_ssize_t more) except -1:
@@ -603,17 +646,17 @@ cdef inline bint _is_whole(double value) noexcept:
     return 0.0 <= value < 4294967296.0 and value == floor(value)
 
 
-cdef int _write_line(Buffer *buffer, int entry, int expected, line) except -1:
-    cdef double consumed, settled, held
-    cdef unsigned int number = <unsigned int> entry, whole, refused, served
+cdef int _write_line(Buffer *buffer, int entry, int expected, Packed *line) except -1:
+    cdef double consumed = line.consumed, settled = line.settled, held = line.held
+    cdef unsigned int number = <unsigned int> entry, whole, refused = line.rejected, served = line.requests
     cdef unsigned char form = 0
     cdef char *here = room_for(buffer, LONGEST_LINE)
     cdef char *begin = here
-    consumed, rejected, requests, settled, held = line
-    refused = <unsigned int> (<unsigned long long> rejected)
-    served = <unsigned int> (<unsigned long long> requests)
     if not (0.0 <= settled <= consumed <= MOST and 0.0 <= held <= MOST):
-        raise ValueError(f"expected amounts from 0 to {MOST:g}, settled not above consumed, got {line!r}")
+        raise ValueError(
+            f"expected amounts from 0 to {MOST:g}, settled not above consumed, "
+            f"got {(consumed, refused, served, settled, held)!r}"
+        )
     here += 1
     if entry != expected:
         form |= HAS_NUMBER

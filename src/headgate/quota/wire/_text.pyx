@@ -533,6 +533,9 @@ cdef int _put_share(Buffer *buffer, str resource, const Given *given, bint is_cl
     if is_classic:
         here[0] = 58
         here = _number(here + 1, given.amount)
+        if given.amount < 1e15 and given.amount == floor(given.amount):
+            memcpy(here, b".0", 2)  # as the classic central writes its floats
+            here += 2
     else:
         memcpy(here, b":[", 2)
         here = _number(here + 2, given.amount)

@@ -15,7 +15,7 @@ import struct
 from typing import Any, NoReturn
 
 from headgate.errors import ProtocolError
-from headgate.quota._lines import Dictionary, PackedLines
+from headgate.quota._lines import Dictionary
 from headgate.quota.protocol import Ack, Ask, Quota, Report, ServiceQuota, Share
 from headgate.quota.wire._frames import Introduced, read_entries, read_lines, read_shares
 from headgate.quota.wire.bounds import Bounds
@@ -212,10 +212,7 @@ class FrameWriter:
         return frame
 
     def _report(self, report: Report) -> bytes:
-        lines = report.lines
-        if isinstance(lines, PackedLines):
-            lines = dict(lines.items())
-        anew, bulk = self._introduced.lines(lines)
+        anew, bulk = self._introduced.lines(report.lines)
         flags = (_ANEW if anew else 0) | (_LEAVING if report.leaving else 0)
         head = _REPORT_HEAD.pack(
             report.boot, report.sequence, report.since, report.epoch, report.slot, report.sent

@@ -1,0 +1,417 @@
+"""A fleet of real processes for a story: a central, end nodes of several workers, and their faults.
+
+    with Fleet(limits, traffic, seconds=24) as fleet:
+        fleet.begin()                     the story's clock is at 0
+        fleet.wait(10); fleet.nodes[0].kill()
+        fleet.end()                       all traffic is over, all that lives has reported
+
+Times are seconds since the story began, on the wall clock; it begins with a slot. What was
+admitted is what the workers wrote down, in bins of 50 ms, not what anyone reported.
+"""
+
+import asyncio
+import contextlib
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.system.quota_worker import BIN_SECONDS, Tally
+
+ROOT = Path(__file__).parent.parent.parent
+MEMORY = Path("/dev/shm")
+PATIENCE = 30.0  # for a process to start or to end, on a busy machine
+PER_SECOND = round(1 / BIN_SECONDS)
+ALWAYS = ((0.0, math.inf),)
+FRONT = "front"
+
+Spans = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What comes to one node: requests per second of a user, in some spans of the story."""
+
+    user: str
+    rate: float
+    spans: Spans = ALWAYS
+    cost: float = 1.0
+
+
+def wait_for(holds: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, f"{what}: not within {PATIENCE:g} s"
+        time.sleep(0.01)
+
+
+class CentralProcess:
+    """`headgate central` with limits in a TOML file; started again, it has the same port."""
+
+    def __init__(self, folder: Path, limits: str, *, has_state: bool) -> None:
+        self._folder = folder
+        self._limits = folder / "limits.toml"
+        self._state = ["--state", str(folder / "central.state")] if has_state else []
+        self._listen = "127.0.0.1:0"
+        self.url = ""
+        self.write_limits(limits)
+
+    def write_limits(self, text: str) -> None:
+        """As an editor does it: another file in its place."""
+        new = self._folder / "limits.new"
+        new.write_text(text)
+        new.rename(self._limits)
+
+    def start(self) -> None:
+        command = ["central", "--listen", self._listen, "--limits", str(self._limits), *self._state]
+        with open(self._folder / "central.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "headgate", *command],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "listens on" in line, f"the central does not start: {line!r}"
+        self.url = line.split()[-1]
+        self._listen = self.url.removeprefix("http://")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(how)
+        self.process.wait(PATIENCE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def get(self, path: str, **query: str) -> dict:
+        with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}") as answer:
+            return json.load(answer)
+
+    def recorded(self, user: str) -> float:
+        """What was ever booked of the user's requests."""
+        rows = self.get("/api/usage", service=FRONT, user=user)["users"]
+        return rows[0]["resources"]["requests"]["recorded"] if rows else 0.0
+
+
+class NodeProcesses:
+    """One end node: worker processes that share a memory."""
+
+    def __init__(self, name: str, folder: Path, plan: dict, workers: int) -> None:
+        self.name = name
+        self._folder = folder
+        self._plan = plan
+        self._workers = workers
+        self._started = 0
+        self._shared = folder / name
+        self.tallies: list[Tally] = []
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self) -> None:
+        """Start the workers; they wait for the story to begin."""
+        users = [one["user"] for one in self._plan["traffic"]]
+        for _ in range(self._workers):
+            self._started += 1
+            path = self._folder / f"{self.name}-{self._started}.tally"
+            plan = self._plan | {
+                "node": self.name,
+                "shared": str(self._shared),
+                "tally": str(path),
+            }
+            with open(self._folder / f"{self.name}.log", "ab") as log:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "tests.system.quota_worker", json.dumps(plan)],
+                        cwd=ROOT,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        text=True,
+                    )
+                )
+            self.tallies.append(Tally(path, users))
+
+    def begin(self, origin: float) -> None:
+        """Tell the workers when the story began, once they are there."""
+        for process in self.processes:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            if not process.stdout.closed:
+                line = process.stdout.readline()
+                assert line == "ready\n", f"a worker of {self.name} does not start: {line!r}"
+                process.stdout.close()
+                process.stdin.write(f"{origin!r}\n")
+                process.stdin.close()
+
+    def reporter(self) -> int:
+        """The process that talks to the central."""
+        return int(Path(f"{self._shared}.lock").read_text())
+
+    def kill_reporter(self) -> None:
+        pid = self.reporter()
+        (process,) = (one for one in self.processes if one.pid == pid)
+        process.kill()
+        process.wait(PATIENCE)
+        self.processes.remove(process)
+
+    def kill(self) -> None:
+        """All workers, at once."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+        self.processes.clear()
+
+    def signal(self, how: signal.Signals) -> None:
+        for process in self.processes:
+            process.send_signal(how)
+
+    def wait(self) -> None:
+        for process in self.processes:
+            process.wait(PATIENCE)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait(PATIENCE)
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+        for tally in self.tallies:
+            tally.close()
+
+
+class Cable:
+    """A TCP proxy before a central. Cut, it forwards nothing and closes nothing."""
+
+    def __init__(self, central: str) -> None:
+        self._host, _, self._port = central.removeprefix("http://").partition(":")
+        self._loop = asyncio.new_event_loop()
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self._stopped = asyncio.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),))
+        self._thread.start()
+        assert self._ready.wait(PATIENCE)
+
+    def cut(self) -> None:
+        self._loop.call_soon_threadsafe(self._flows.clear)
+
+    def mend(self) -> None:
+        self._loop.call_soon_threadsafe(self._flows.set)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join()
+        self._loop.close()
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as connections:
+
+            async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                connections.create_task(self._connection(reader, writer))
+
+            server = await asyncio.start_server(connected, "127.0.0.1", 0)
+            self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            self._ready.set()
+            await self._stopped.wait()
+            server.close()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            try:
+                await self._flows.wait()
+                far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+            except OSError:
+                return
+            with contextlib.closing(far_writer):
+                ways = [
+                    asyncio.create_task(self._forward(reader, far_writer)),
+                    asyncio.create_task(self._forward(far_reader, writer)),
+                    asyncio.create_task(self._stopped.wait()),
+                ]
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                await self._flows.wait()
+                writer.write(data)
+                await writer.drain()
+
+
+class Fleet:
+    """A central and nodes, in a folder of their own. `traffic[i]` is what comes to node i."""
+
+    def __init__(
+        self,
+        limits: str,
+        traffic: Sequence[Sequence[Traffic]],
+        *,
+        seconds: float,
+        workers: int = 2,
+        has_state: bool = False,
+        has_cable: bool = False,
+    ) -> None:
+        parent = MEMORY if MEMORY.is_dir() else None
+        self.folder = Path(tempfile.mkdtemp(prefix="headgate-fleet-", dir=parent))
+        self.seconds = seconds
+        self.central = CentralProcess(self.folder, limits, has_state=has_state)
+        self.cable: Cable | None = None
+        self.nodes: list[NodeProcesses] = []
+        self.origin = 0.0
+        try:
+            self.central.start()
+            self.cable = Cable(self.central.url) if has_cable else None
+            for number, coming in enumerate(traffic, 1):
+                plan = {
+                    "central": self.cable.url if self.cable else self.central.url,
+                    "seconds": seconds,
+                    "traffic": [_of_one_worker(one, workers) for one in coming],
+                }
+                node = NodeProcesses(f"web-{number}", self.folder, plan, workers)
+                self.nodes.append(node)
+                node.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Fleet":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def begin(self) -> None:
+        begin_together(self)
+
+    def restart(self, node: NodeProcesses) -> None:
+        node.start()
+        node.begin(self.origin)
+
+    @property
+    def now(self) -> float:
+        return time.time() - self.origin
+
+    def wait(self, until: float) -> None:
+        """Until a second of the story."""
+        while (left := until - self.now) > 0:
+            time.sleep(min(left, 0.2))
+
+    def end(self) -> None:
+        """Until all workers have closed their nodes: the last one of each waits for its ack."""
+        self.wait(self.seconds)
+        for node in self.nodes:
+            node.wait()
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+        if self.cable is not None:
+            self.cable.close()
+        if hasattr(self.central, "process") and self.central.process.poll() is None:
+            self.central.stop()
+        shutil.rmtree(self.folder)
+
+    # What came of it
+
+    def course(self, user: str) -> "Course":
+        """All that was admitted and refused to a user, on all nodes."""
+        tallies = [tally for node in self.nodes for tally in node.tallies]
+        admitted, refused = (
+            [
+                sum(bins)
+                for bins in zip(*(one.bins(user, admitted=kind) for one in tallies), strict=True)
+            ]
+            for kind in (True, False)
+        )
+        return Course(user, admitted, refused)
+
+
+@dataclass(frozen=True, repr=False)
+class Course:
+    """How it went for a user: admitted and refused requests in each bin of the story."""
+
+    user: str
+    admitted: list[int]
+    refused: list[int]
+
+    def total(self, begin: float = 0.0, end: float = math.inf) -> int:
+        """Admitted from one second of the story to another."""
+        return sum(self.admitted[_bin(begin) : _bin(end)])
+
+    def demand(self, begin: float, end: float) -> int:
+        return self.total(begin, end) + sum(self.refused[_bin(begin) : _bin(end)])
+
+    def most(self, window: float, begin: float, end: float) -> int:
+        """The most that was admitted in any window of so many seconds."""
+        width = _bin(window)
+        return max(
+            sum(self.admitted[first : first + width])
+            for first in range(_bin(begin), _bin(end) - width + 1)
+        )
+
+    def over(self, window: float, limit: float, begin: float, end: float) -> float:
+        return self.most(window, begin, end) / (limit * window) - 1
+
+    def under(self, limit: float, begin: float, end: float) -> float:
+        wanted = min(self.demand(begin, end), limit * (end - begin))
+        return 1 - self.total(begin, end) / wanted
+
+    def seconds(self, begin: float = 0.0, end: float = math.inf) -> list[int]:
+        """Admitted in each second of the story, that is in each slot."""
+        last = max((i for i, n in enumerate(self.admitted) if n), default=0)
+        end = min(end, math.ceil((last + 1) * BIN_SECONDS))
+        return [self.total(second, second + 1) for second in range(int(begin), int(end))]
+
+    def __repr__(self) -> str:
+        refused = [
+            sum(self.refused[second * PER_SECOND : (second + 1) * PER_SECOND])
+            for second in range(len(self.seconds()))
+        ]
+        return f"{self.user}: admitted per second {self.seconds()}, refused {refused}"
+
+
+def _bin(seconds: float) -> int:
+    return round(min(seconds, 1e6) / BIN_SECONDS)
+
+
+def _of_one_worker(traffic: Traffic, workers: int) -> dict:
+    one = asdict(traffic)
+    spans = [(begin, min(end, 1e6)) for begin, end in traffic.spans]  # JSON knows no infinity
+    return one | {"service": FRONT, "rate": traffic.rate / workers, "spans": spans}
+
+
+def toml(*limits: tuple[str, float, float]) -> str:
+    """A limits file: users, their requests per second, and their burst in seconds."""
+    return "\n".join(
+        f'[[limit]]\nservice = "{FRONT}"\nuser = "{user}"\n'
+        f"burst_seconds = {burst_seconds}\nrequests = {rate}\n"
+        for user, rate, burst_seconds in limits
+    )
+
+
+def begin_together(*fleets: Fleet) -> None:
+    """When all workers of all fleets are there, begin with the next slot but one, on one clock."""
+    for fleet in fleets:
+        wait_for(
+            lambda fleet=fleet: len(fleet.central.get("/api/nodes")["nodes"]) == len(fleet.nodes),
+            "all nodes are connected",
+        )
+    origin = math.ceil(time.time()) + 1.0
+    for fleet in fleets:
+        fleet.origin = origin
+        for node in fleet.nodes:
+            node.begin(origin)

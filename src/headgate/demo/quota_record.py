@@ -11,13 +11,14 @@ What is measured, over the seconds that are judged:
                   under way). The most that any one second admitted beyond what was in it, over
                   the limit. A second above the limit is right if he had left as much unused
                   before, and only then.
-    over_run      admitted over (the limit times the seconds, and one burst), minus 1
+    over_run      admitted over the limit times the seconds, minus 1
     under         1 minus admitted over min(asked, limit), each summed
 
 Not judged: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
-takes a slot or two to be in force everywhere; seconds without a limit, or of which nothing is
-known. Whole slots are measured, and not any stretch of a second: a machine that is busy may hold
-up a node for a while, which moves calls within a slot and says nothing about the limits.
+takes two or three slots to be in force and as many to be even; seconds without a limit, or of
+which nothing is known. Whole slots are measured, and not any stretch of a second: a machine that
+is busy may hold up a node for a while, which moves calls within a slot and says nothing about
+the limits.
 
 `Record` keeps the last hour.
 """
@@ -32,7 +33,7 @@ __all__ = ["HISTORY", "WARM_UP", "Check", "Record", "Second", "judge"]
 
 WARM_UP = 5  # seconds
 HISTORY = 3600
-_BEFORE, _AFTER = 2, 3  # seconds around the moment a change was noticed
+_BEFORE, _AFTER = 2, 6  # seconds around the moment a change was noticed
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Record:
 
 def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
     """All checks of a user who has goals for them; empty if there is nothing to judge."""
-    admitted = allowed = covered = over_second = burst = 0.0
+    admitted = allowed = covered = over_second = 0.0
     level: float | None = None
     burst_seconds: float | None = None
     for second, is_judged in zip(seconds, _judged(seconds), strict=True):
@@ -116,7 +117,7 @@ def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
     goals = user.goals
     checks = (
         ("over_second", over_second, goals.over_second),
-        ("over_run", _part(admitted - allowed - burst, allowed + burst), goals.over_run),
+        ("over_run", _part(admitted - allowed, allowed), goals.over_run),
         ("under", _part(covered - admitted, covered), goals.under),
     )
     return [Check(name, measured, goal) for name, measured, goal in checks if goal is not None]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["command", "commands", "frame", "show", "summary"]
 
 _BEFORE_BARS, _AFTER_BARS = 16, 36  # columns
-_RECENT = 20  # seconds, for the verdict on the screen
+_RECENT = 30  # seconds, for the verdict on the screen
 _USUAL_URL = "http://127.0.0.1:7411"
 _COLOURS = {"fresh": "green", "reused": "yellow", "safe": "yellow", "none": "red"}
 

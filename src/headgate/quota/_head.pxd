@@ -46,7 +46,8 @@ cdef struct HeadMemory:
     char[8] magic
     uint64_t version
     uint64_t boot            # the life of the counters
-    char[PURPOSE] purpose
+    char[PURPOSE] purpose    # what all who open it must agree on
+    char[40] machine         # the life of the machine, whose clock begins anew with each
     uint64_t published       # how often; the last one stands in bases[published & 1]
     uint64_t sequence        # of the last report that was made
     uint64_t services
@@ -74,6 +75,7 @@ cdef class Head:
     cdef uint64_t _next_ask
     cdef int _waits
 
+    cdef bint _is_ours(self, object file, bytes purpose, bytes machine) except -1
     cdef int service(self, object name) except -1
     cdef int fill_terms(self, Terms *terms, object shares) except -1
     cdef int _add(self, object name, str what, char *names, uint64_t *count, int most, int longest) except -1

@@ -31,7 +31,7 @@ from headgate.limits.shared.file import MAGIC, SharedFile, is_foreign
 __all__ = ["Head"]
 
 cdef enum:
-    VERSION = 1
+    VERSION = 2
     PATIENCE = 3  # looks at an ask that is half written, before it is given up
 
 
@@ -43,27 +43,44 @@ cdef class Head:
         self._numbers = {}
         self._resources = {}
         self._resource_names = []
-        purpose = f"node {node_id} slots {slot_seconds!r} machine {_machine()}".encode("utf-8", "surrogatepass")
+        purpose = f"node {node_id!r} with slots of {slot_seconds:g} s".encode("utf-8", "surrogatepass")
         if len(purpose) >= PURPOSE:
             raise ValueError(f"node_id must have at most 200 bytes, got {node_id!r}")
+        machine = _machine()
 
         def fill(descriptor):
-            _fill(descriptor, purpose, now, wall, slot_seconds)
+            _fill(descriptor, purpose, machine, now, wall, slot_seconds)
 
         shape = (sizeof(HeadMemory), sizeof(HeadMemory), fill)
         while True:
             file = SharedFile.open(Path(path), *shape)
-            if is_foreign(os.pread(file.descriptor, len(MAGIC), 0)):
-                file.close()
-                raise ConfigError(f"{path} is no shared memory of headgate's: remove it, or take another name")
-            if file.size == sizeof(HeadMemory):
-                self._memory = Memory(file.descriptor, file.size)
-                self.memory = <HeadMemory *> self._memory.start
-                if self.memory.version == VERSION and self.memory.purpose[: len(purpose) + 1] == purpose + b"\0":
+            try:
+                if self._is_ours(file, purpose, machine):
                     self.file = file
                     return
-            file.replace(*shape)
+                file.replace(*shape)
+            except BaseException:
+                file.close()
+                raise
             file.close()
+
+    cdef bint _is_ours(self, object file, bytes purpose, bytes machine) except -1:
+        """Map the file; whether it can be used as it is. One of another node is not for us to replace."""
+        if is_foreign(os.pread(file.descriptor, len(MAGIC), 0)):
+            raise ConfigError(f"{file.path} is no shared memory of headgate's: remove it, or take another name")
+        if file.size != sizeof(HeadMemory):
+            return False
+        self._memory = Memory(file.descriptor, file.size)
+        self.memory = <HeadMemory *> self._memory.start
+        if self.memory.version != VERSION or bytes(self.memory.machine) != machine:
+            return False
+        held = bytes(self.memory.purpose)
+        if held != purpose:
+            raise ConfigError(
+                f"{file.path} holds {held.decode('utf-8', 'replace')}, and {purpose.decode('utf-8', 'replace')} was "
+                f"asked for: give each node a `shared` of its own, or remove the file when nobody uses it"
+            )
+        return True
 
     def close(self):
         self.file.close()
@@ -283,7 +300,7 @@ cdef str _name_at(char *names, uint64_t number):
     return names[number * NAME + 1: number * NAME + 1 + size].decode("utf-8", "surrogatepass")
 
 
-def _fill(descriptor, purpose, double now, double wall, double slot_seconds):
+def _fill(descriptor, purpose, machine, double now, double wall, double slot_seconds):
     """The first bytes of a new file: no reporter yet, slots by the wall clock."""
     cdef bytes packed = bytes(sizeof(HeadMemory))
     cdef HeadMemory *memory = <HeadMemory *> <char *> packed
@@ -292,6 +309,7 @@ def _fill(descriptor, purpose, double now, double wall, double slot_seconds):
     memory.version = VERSION
     memory.boot = max(1, int(wall * 1000))
     memcpy(memory.purpose, <const char *> (<bytes> purpose), len(purpose))
+    memcpy(memory.machine, <const char *> (<bytes> machine), len(machine))
     base.slot = <int64_t> floor(wall / slot_seconds)
     base.begin = base.slot * slot_seconds - (wall - now)
     base.turn_at = (base.slot + 1) * slot_seconds - (wall - now)
@@ -306,6 +324,6 @@ def _fill(descriptor, purpose, double now, double wall, double slot_seconds):
 def _machine():
     """Which life of the machine this is: its monotonic clock begins anew with each."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:39]
     except OSError:
-        return "unknown"
+        return b"unknown"

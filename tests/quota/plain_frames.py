@@ -39,7 +39,7 @@ HAS_REJECTED, HAS_REQUESTS, HAS_HELD = 16, 32, 64
 
 Entry = tuple[str, str, str]
 
-_REPORT_HEAD = struct.Struct("<qIIqqd")
+_REPORT_HEAD = struct.Struct("<qIIqqdq")
 _ASK_HEAD = struct.Struct("<qqd")
 _ACK_BODY = struct.Struct("<qqIdd")
 _QUOTA_HEAD = struct.Struct("<qQqdI")
@@ -145,7 +145,7 @@ class FrameReader:
     def _report(self, flags: int) -> Report:
         self._flags(flags, ANEW | LEAVING)
         node = self._name("node")
-        boot, sequence, since, epoch, slot, sent = self._take(_REPORT_HEAD)
+        boot, sequence, since, epoch, slot, sent, settled_slot = self._take(_REPORT_HEAD)
         self._introduce(flags)
         lines: Lines = {}
         number = -1
@@ -164,6 +164,7 @@ class FrameReader:
             time("sent", sent),
             lines,
             bool(flags & LEAVING),
+            whole("settled_slot", settled_slot, -1),
         )
 
     def _line(self, form: int) -> Line:
@@ -316,7 +317,13 @@ class FrameWriter:
         ]
         head = bytearray(2) + _packed(report.node)
         head += _REPORT_HEAD.pack(
-            report.boot, report.sequence, report.since, report.epoch, report.slot, report.sent
+            report.boot,
+            report.sequence,
+            report.since,
+            report.epoch,
+            report.slot,
+            report.sent,
+            report.settled_slot,
         )
         head[0] = REPORT
         head[1] = self._introduce(used, head) | (LEAVING if report.leaving else 0)

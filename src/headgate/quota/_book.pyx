@@ -403,7 +403,7 @@ cdef class Book:
         resources[resource] = number
         bucket = &self.buckets[number]
         memset(bucket, 0, sizeof(Bucket))
-        bucket.slot = slot
+        bucket.slot = bucket.born = slot
         self._set_terms(number, slot)
         return number
 
@@ -658,7 +658,7 @@ cdef class Book:
                 promise(cell, first, slot + lead[cell.node], 0.0)
         bucket.held = held
         refill(bucket, slot)
-        if not late:
+        if not late and bucket.spilled_at <= slot:
             bucket.spilled = 0.0
         available = bucket.level + bucket.rate - held - outstanding
         request = cost_of_request(bucket)
@@ -984,6 +984,7 @@ cdef class Book:
             bucket.cost = row[2]
             bucket.spilled = row[5]
             bucket.spilled_at = bucket.slot
+            bucket.born = 0
             for _ in range(<int> row[4]):
                 memcpy(&old, packed_cells + at, sizeof(Cell))
                 at += sizeof(Cell)

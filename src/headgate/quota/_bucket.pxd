@@ -18,9 +18,12 @@ cdef extern from *:
     #define ROUND_TRIP_SLOTS 3
     /* What no report has mentioned for so many slots is forgotten. */
     #define FORGET_SLOTS 60
+    /* So long other nodes may take to tell of the time before a bucket was made. */
+    #define WAIT_SLOTS 10
     /* Sums of fractions may fall short of a whole by so little. */
     #define SLACK 1e-5
     """
+    const int WAIT_SLOTS
     const int ROUND_TRIP_SLOTS, FORGET_SLOTS
     const double WHOLE_REQUESTS, SLACK
 
@@ -49,7 +52,9 @@ cdef struct Bucket:
     double recorded  # all that was ever booked
     double cost  # the mean cost of a request; 0: not known
     long long slot  # up to which it is refilled
-    long long spilled_at  # the last slot whose refill spilled
+    long long spilled_at  # the last slot whose refill spilled; of what spilled unseen, until when it counts
+    long long born  # the slot in which it was made; before that it was full
+    double unseen  # what was taken to have spilled before it was made
     Cell *cells  # by node number, rising
     int count, room
 
@@ -90,7 +95,7 @@ cdef inline void refill(Bucket *bucket, long long slot) noexcept nogil:
         refilled = bucket.level + bucket.rate * (slot - bucket.slot)
         if refilled > ceiling:
             bucket.spilled += refilled - ceiling
-            bucket.spilled_at = slot
+            bucket.spilled_at = max(bucket.spilled_at, slot)
             refilled = ceiling
         bucket.level = refilled
         bucket.slot = slot
@@ -145,7 +150,7 @@ cdef inline void enter(
     const Booking *booking, Bucket *bucket, Cell *cell, const News *news, double held
 ) noexcept nogil:
     """Note what is new of a cell: the mean cost, the demand, the refill of its time."""
-    cdef double cost, demand, distance, recovered, request, new = news.consumed
+    cdef double cost, demand, distance, recovered, request, unseen, new = news.consumed
     cdef int older
     cell.listed = max(cell.listed, booking.day)
     if news.requests and new > 0.0:
@@ -175,6 +180,14 @@ cdef inline void enter(
         cell.demand = <float> max(0.1 * demand, demand + distance)
     if bucket.rate >= 0.0:
         refill(bucket, booking.slot)
+    if booking.slots > 1 and bucket.rate > 0.0:
+        # Before the bucket was made it was full, or its books are lost: nodes lived on their shares,
+        # which the refill of that time has covered.
+        unseen = bucket.rate * (bucket.born - 1 - (booking.slot - booking.slots))
+        if unseen > bucket.unseen:
+            bucket.spilled += unseen - bucket.unseen
+            bucket.unseen = unseen
+            bucket.spilled_at = max(bucket.spilled_at, booking.slot + WAIT_SLOTS)
     # All but the last slot of it is old; and that too, if the bucket has had a later refill.
     older = booking.slots - 1 + (bucket.slot > booking.slot)
     if older > 0 and bucket.rate > 0.0 and bucket.spilled_at > booking.slot - booking.slots:

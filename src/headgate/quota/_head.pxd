@@ -50,9 +50,10 @@ cdef struct HeadMemory:
     char[40] machine         # the life of the machine, whose clock begins anew with each
     uint64_t published       # how often; the last one stands in bases[published & 1]
     uint64_t sequence        # of the last report that was made
+    int64_t settled_slot     # up to which a leader has acknowledged everything; -1: none has
     uint64_t services
     uint64_t resources
-    uint64_t[4] _alone
+    uint64_t[3] _alone
     uint64_t asks            # tickets that were given out
     uint64_t[7] _alone_too
     Base[2] bases

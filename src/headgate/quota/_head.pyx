@@ -31,7 +31,7 @@ from headgate.limits.shared.file import MAGIC, SharedFile, is_foreign
 __all__ = ["Head"]
 
 cdef enum:
-    VERSION = 2
+    VERSION = 3
     PATIENCE = 3  # looks at an ask that is half written, before it is given up
 
 
@@ -254,6 +254,15 @@ cdef class Head:
     def sequence(self):
         return load(&self.memory.sequence)
 
+    @property
+    def settled_slot(self):
+        """Up to which a leader has acknowledged everything; -1: none has."""
+        return self.memory.settled_slot
+
+    @settled_slot.setter
+    def settled_slot(self, int64_t slot):
+        self.memory.settled_slot = slot
+
     # Asks
 
     cdef void ask(self, int service, const char *user, uint32_t size) noexcept:
@@ -313,7 +322,7 @@ def _fill(descriptor, purpose, machine, double now, double wall, double slot_sec
     base.slot = <int64_t> floor(wall / slot_seconds)
     base.begin = base.slot * slot_seconds - (wall - now)
     base.turn_at = (base.slot + 1) * slot_seconds - (wall - now)
-    base.epoch = -1
+    base.epoch = memory.settled_slot = -1
     base.window = 2
     base.generation = 1
     base.views[0].whole = base.views[1].whole = -1

@@ -47,6 +47,8 @@ cdef class ReportBook:
     cdef readonly object boot
     cdef readonly uint32_t sequence
     cdef readonly uint32_t settled
+    cdef readonly long long settled_slot
+    cdef object _slots        # (sequence, slot) of the reports that no leader has acknowledged
     cdef dict _acknowledged
     cdef dict _answered
     cdef dict _accounts       # service number -> name -> Account

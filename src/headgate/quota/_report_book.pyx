@@ -19,6 +19,8 @@ still answers, is dropped: a central takes a cell that was silent for 60 reports
 that totals that begin at 0 again are booked in full.
 """
 
+from collections import deque
+
 from libc.string cimport memset
 
 from headgate.quota._user cimport LARGEST
@@ -31,6 +33,7 @@ cdef enum:
     IDLE_REPORTS = 120
     MOST_LINES = 50_000
     FEW_ENTRIES = 1024
+    MOST_SLOTS = 1000
 
 
 cdef class Account:
@@ -74,11 +77,16 @@ cdef class ReportBook:
     `service_name` and `resource_name` tell the names of numbers in the shared memory.
     """
 
-    def __init__(self, str node not None, boot, centrals, service_name, resource_name, uint32_t sequence=1):
+    def __init__(
+        self, str node not None, boot, centrals, service_name, resource_name, uint32_t sequence=1,
+        long long settled_slot=-1,
+    ):
         self.node = node
         self.boot = boot
         self.sequence = sequence  # of the next report
         self.settled = 0  # the highest sequence that a leader has acknowledged
+        self.settled_slot = settled_slot  # the slot of that report
+        self._slots = deque()
         self._acknowledged = dict.fromkeys(centrals, 0)
         self._answered = dict.fromkeys(centrals, 0)
         self._accounts = {}
@@ -192,12 +200,12 @@ cdef class ReportBook:
             lines = made.get(acknowledged)
             if lines is None:
                 lines = made[acknowledged] = self._lines(self._since(acknowledged), acknowledged)
-            reports.append(
-                (
-                    central,
-                    Report(self.node, self.boot, sequence, epoch, acknowledged, slot, sent, lines, leaving),
-                )
+            report = Report(
+                self.node, self.boot, sequence, epoch, acknowledged, slot, sent, lines, leaving, self.settled_slot
             )
+            reports.append((central, report))
+        if len(self._slots) < MOST_SLOTS:  # those that come later are known by those before
+            self._slots.append((sequence, slot))
         return reports
 
     def _put_off(self, uint32_t since):
@@ -229,6 +237,8 @@ cdef class ReportBook:
         self._acknowledged[central] = sequence
         if leads:
             self.settled = max(self.settled, <uint32_t> sequence)
+            while self._slots and self._slots[0][0] <= self.settled:
+                self.settled_slot = max(self.settled_slot, <long long> self._slots.popleft()[1])
 
     def unacknowledged(self, central):
         """How many lines the next report to `central` will have."""

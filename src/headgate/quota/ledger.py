@@ -53,6 +53,7 @@ _COLD_NODES = 16
 _CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
 _LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
 _PART_CELLS = 100_000  # are assigned in some 3 ms
+_MOST_COVERED = 86_400  # slots that the first report of a node can tell of
 _CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
 
 _Result = TypeVar("_Result")
@@ -221,10 +222,12 @@ class Ledger:
         is_known = known is not None and known.boot == report.boot
         is_reborn = known is not None and known.boot < report.boot
         if known is not None and is_known:
-            known.seen = max(known.seen, slot)
+            silent, known.seen = slot - known.seen, max(known.seen, slot)
             if report.sequence <= known.sequence or report.since > known.sequence:
                 return False
-            covered = max(1, min(report.slot, slot) - known.slot)
+            # By its slots, which leap when a node hears of our clock; and not longer than it was
+            # silent.
+            covered = max(1, min(min(report.slot, slot) - known.slot, silent + 1))
             known.sequence = report.sequence
         elif known is not None and not is_reborn:
             return False
@@ -232,6 +235,9 @@ class Ledger:
         reported = min(report.slot, slot if report.leaving or report.epoch >= 0 else slot - 1)
         if known is None or is_reborn:
             covered = 1
+            if known is None and report.settled_slot >= 0:
+                # Our books are younger than what it tells.
+                covered = min(max(1, reported - report.settled_slot), _MOST_COVERED)
             if is_reborn:
                 self._drop_cells(report.node)
             self._live += not is_reborn

@@ -59,6 +59,7 @@ class Report(NamedTuple):
     sent: float
     lines: "Lines | PackedLines"  # packed as they came off a wire: they read the same
     leaving: bool = False  # the node stops: nothing comes after this report
+    settled_slot: int = -1  # up to which a leader has acknowledged everything; -1: none has
 
 
 class Ask(NamedTuple):

@@ -80,6 +80,7 @@ class Reporter:
             self._head.service_name,
             host.resource_name,
             self._head.sequence + 1,
+            self._head.settled_slot,
         )
         self._resting: dict[Account, None] = {}  # nobody needs their totals any more
 
@@ -200,6 +201,7 @@ class Reporter:
                 self._clock.sample(ack.epoch, sent=ack.sent, time=ack.time, received=now)
                 self._retime(now)
         self._book.acknowledge(central, ack.sequence, leads=leads)
+        self._head.settled_slot = self._book.settled_slot
 
     def _receive_quota(self, now: float, central: str, quota: Quota) -> None:
         if quota.epoch < self._epoch:

@@ -47,6 +47,7 @@ Cell = tuple[str, str, str]  # service, user, resource
 _FORGET_SLOTS = 300  # a node that is silent for longer is forgotten
 _SILENT_SLOTS = 3  # one that has not reported for so many gets nothing more
 _ROUND_TRIP_SLOTS = 3  # beside its burst a bucket holds a request and so many slots' refill
+_WAIT_SLOTS = 10  # so long nodes may take to tell of the time before the books were begun
 _LEASE = 3
 _FALLBACK = 10.0  # requests per second of a user nobody has told anything of
 _ROUNDING = 2e-5
@@ -78,6 +79,9 @@ class _Bucket:
     capacity: float
     was_held: float = 0.0  # by running requests, when it was refilled last
     spilled: float = 0.0  # what did not fit since some node was late
+    born: int = 0  # the slot in which it was made
+    unseen: float = 0.0  # what was taken to have spilled before
+    wait: int = 0  # the slot until which that counts
     promised: dict[str, dict[int, float]] = field(default_factory=dict)  # node, slot
     held: dict[str, float] = field(default_factory=dict)  # node
 
@@ -89,6 +93,7 @@ class _Books:
     begun: int
     version: int = 1
     heard: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # boot, sequence, slot
+    seen: dict[str, int] = field(default_factory=dict)  # the slot in which a node was heard of
     totals: dict[tuple[str, int], dict[Cell, float]] = field(default_factory=dict)
     buckets: dict[Cell, _Bucket] = field(default_factory=dict)
     # What was promised since the last check: node, slot, amount, amount before, present slot.
@@ -255,7 +260,7 @@ class Audit:
         now_slot: int,
     ) -> None:
         """Write down what is promised, in place of what was promised before."""
-        bucket = self._bucket(books, cell, rate)
+        bucket = self._bucket(books, cell, rate, now_slot)
         if quota.whole and quota.slot <= now_slot:
             # A node that has come back is told what was given out in the slot before.
             bucket.promised.setdefault(node, {})[quota.slot] = share.amount
@@ -292,11 +297,11 @@ class Audit:
                     f"that are there (level {bucket.level:g}, {rate:g} per slot)"
                 )
 
-    def _bucket(self, books: _Books, cell: Cell, rate: float) -> _Bucket:
+    def _bucket(self, books: _Books, cell: Cell, rate: float, slot: int) -> _Bucket:
         bucket = books.buckets.get(cell)
         capacity = self._capacity(cell)
         if bucket is None:
-            bucket = books.buckets[cell] = _Bucket(rate, books.begun, rate, capacity)
+            bucket = books.buckets[cell] = _Bucket(rate, books.begun, rate, capacity, born=slot)
         elif (bucket.rate, bucket.capacity) != (rate, capacity):
             # The limit has changed: what is saved keeps its proportion, a debt stays.
             if self._changed_slot > bucket.slot:
@@ -313,7 +318,8 @@ class Audit:
         full = self._ceiling(cell, bucket) + max(held, bucket.was_held)
         bucket.was_held = held
         refilled = bucket.level + bucket.rate * (slot - bucket.slot)
-        if all(reported >= slot - 1 for _, _, reported in books.heard.values()):
+        is_on_time = all(reported >= slot - 1 for _, _, reported in books.heard.values())
+        if is_on_time and slot >= bucket.wait:
             bucket.spilled = 0.0
         else:
             bucket.spilled += max(0.0, refilled - full)
@@ -384,18 +390,24 @@ class Audit:
         if heard is not None and (message.boot, message.sequence) <= heard[:2]:
             return
         # A node that no leader has told the time may be far ahead.
-        slot, slots = min(message.slot, math.floor(time / self._scenario.slot_seconds)), 1
+        present = math.floor(time / self._scenario.slot_seconds)
+        is_told = message.leaving or message.epoch >= 0
+        slot, slots = min(message.slot, present if is_told else present - 1), 1
         if heard is not None:
             slot = max(slot, heard[2])
             if heard[0] == message.boot:
                 if message.since > heard[1]:
                     return  # it takes for granted what this central does not know
-                slots = max(1, slot - heard[2])
+                silent = present - books.seen.get(message.node, present)
+                slots = max(1, min(slot - heard[2], silent + 1))
+        elif message.settled_slot >= 0:
+            slots = max(1, slot - message.settled_slot)
         if message.leaving or (heard is not None and heard[0] != message.boot):
             for bucket in books.buckets.values():
                 bucket.promised.pop(message.node, None)
                 bucket.held.pop(message.node, None)
         books.heard[message.node] = (message.boot, message.sequence, slot)
+        books.seen[message.node] = present
         # All but its last slot is old; and that too, if it comes after the assignment.
         is_late = math.floor(time / self._scenario.slot_seconds + 0.5) > slot + 1
         older = slots - 1 + is_late
@@ -413,7 +425,14 @@ class Audit:
                     if new < 0:
                         new = line.consumed - line.settled
                     totals[cell] = line.consumed
-                    bucket = self._bucket(books, cell, rate)
+                    bucket = self._bucket(books, cell, rate, slot)
+                    if slots > 1:
+                        # The refill of the time before its books were begun.
+                        unseen = rate * (bucket.born - 1 - (slot - slots))
+                        if unseen > bucket.unseen:
+                            bucket.spilled += unseen - bucket.unseen
+                            bucket.unseen = unseen
+                            bucket.wait = max(bucket.wait, slot + _WAIT_SLOTS)
                     recovered = min(bucket.spilled, new * older / slots)
                     bucket.spilled -= recovered
                     bucket.level += recovered - new

@@ -75,9 +75,13 @@ class NodeSession:
         if not self._socket.is_writable:
             self._outbox.put(message)
             return
+        try:
+            frame = self._wire.write(message)
+        except ValueError as error:  # more than a frame may hold: that is this node's trouble alone
+            self.close(Refusal.overloaded(str(error)))
+            return
         if isinstance(message, Quota):
             self.connection.quota_sent = self._exchange.now()
-        frame = self._wire.write(message)
         self._exchange.metrics.frame("quota" if isinstance(message, Quota) else "ack", len(frame))
         self._socket.send(frame)
 

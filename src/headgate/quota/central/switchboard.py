@@ -34,7 +34,8 @@ __all__ = ["Switchboard"]
 
 _logger = logging.getLogger("headgate.quota")
 
-_EPOCHS = 1 << 53  # what a JSON number can hold
+# An epoch is the time of a start. No clock was more than so many seconds ahead: ten years.
+_EPOCHS_AHEAD = 10 * 365 * 86_400
 _PATIENCE_SECONDS = 5.0  # with one who does not read
 _PATIENCE_SLOTS = 5
 _REFUSALS_COUNTED = ("denied", "overloaded", "bad frame", "replaced")
@@ -152,9 +153,10 @@ class Switchboard:
     def _lead_beyond(self, now: float, report: Report) -> None:
         if not self.state.leads:
             return
-        if report.epoch >= _EPOCHS - 1:
+        latest = int(time.time()) + _EPOCHS_AHEAD
+        if report.epoch >= latest:
             raise ProtocolError(
-                f"node {report.node!r} knows of epoch {report.epoch}, expected less than 2**53 - 1"
+                f"node {report.node!r} knows of epoch {report.epoch}, expected less than {latest}"
             )
         _logger.warning(
             "node %s knows of epoch %d, ours is %d: leading on in a higher one",

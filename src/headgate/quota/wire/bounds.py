@@ -1,6 +1,6 @@
 """What a frame may hold at most. Bytes from a network are held to these before they cost anything.
 
-The defaults are wide enough for a node with a hundred thousand users. Both ends must agree on
+The defaults are wide enough for a node with a hundred thousand users, and as many who have just gone. Both ends must agree on
 them only where a frame is larger than the other end takes.
 """
 
@@ -13,8 +13,8 @@ SUBPROTOCOL = "headgate.v1"
 
 class Bounds(NamedTuple):
     frame_bytes: int = 16 << 20
-    users: int = 100_000  # in a report or an ask, and in a dictionary
-    entries: int = 400_000  # lines of a report, shares of a quota, entries of a dictionary
+    users: int = 200_000  # in a report or an ask, and in a dictionary
+    entries: int = 800_000  # lines of a report, shares of a quota, entries of a dictionary
     services: int = 1000  # in one frame
     resources: int = 1000  # of one user
     name_bytes: int = 200

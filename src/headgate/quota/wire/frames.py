@@ -30,7 +30,7 @@ _LEAVING = 2  # of a report
 _WHOLE = 2  # of a quota
 _LEADS = 1  # of an ack
 
-_REPORT_HEAD = struct.Struct("<qIIqqd")
+_REPORT_HEAD = struct.Struct("<qIIqqdq")
 _ASK_HEAD = struct.Struct("<qqd")
 _ACK_BODY = struct.Struct("<qqIdd")
 _QUOTA_HEAD = struct.Struct("<qQqdI")
@@ -115,7 +115,7 @@ class FrameReader:
     def _report(self, flags: int) -> Report:
         self._flags(flags, _ANEW | _LEAVING)
         node = self._name("node")
-        boot, sequence, since, epoch, slot, sent = self._take(_REPORT_HEAD)
+        boot, sequence, since, epoch, slot, sent, settled_slot = self._take(_REPORT_HEAD)
         self._introduce(flags)
         lines, self._at = read_lines(self._frame, self._at, self._dictionary)
         return Report(
@@ -128,6 +128,7 @@ class FrameReader:
             time("sent", sent),
             lines,
             bool(flags & _LEAVING),
+            whole("settled_slot", settled_slot, -1),
         )
 
     def _ask(self, flags: int) -> Ask:
@@ -215,7 +216,13 @@ class FrameWriter:
         anew, bulk = self._introduced.lines(report.lines)
         flags = (_ANEW if anew else 0) | (_LEAVING if report.leaving else 0)
         head = _REPORT_HEAD.pack(
-            report.boot, report.sequence, report.since, report.epoch, report.slot, report.sent
+            report.boot,
+            report.sequence,
+            report.since,
+            report.epoch,
+            report.slot,
+            report.sent,
+            report.settled_slot,
         )
         return b"".join((bytes((_REPORT, flags)), _packed(report.node), head, bulk))
 

@@ -149,6 +149,7 @@ def _report(body: dict[str, Any], lines: PackedLines, bounds: Bounds) -> Report:
         time("sent", body.get("sent")),
         lines,
         flag("leaving", body.get("leaving", False)),
+        whole("settled_slot", body.get("settled_slot", -1), -1),
     )
 
 

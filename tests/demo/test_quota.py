@@ -92,7 +92,7 @@ def seen() -> Seen:
     def paste() -> None:
         wait_for(lambda: "6 of 16 s" in terminal.getvalue())
         screen = frames_in(terminal.getvalue())[-1]
-        for command in (r"\S+ limits set .*(?:\\\s+.*)?", r"kill -9 .*# the other worker.*"):
+        for command in (r"(?:U=.*\n)?.* limits set .*", r"kill -9 .*# the other worker.*"):
             found = re.search(command, screen)
             assert found is not None
             pasted.append(found[0])

@@ -106,8 +106,12 @@ def _verdict(checks: Sequence[Check]) -> str:
 
 def commands(demo: QuotaDemo, headgate: str) -> list[str]:
     """What to try, as lines that can be pasted."""
-    setting = f"{headgate} limits set {SERVICE} greedy requests=400 --burst-seconds 1"
-    tries = [setting] if demo.url == _USUAL_URL else [f"{setting} \\", f"  --url {demo.url}"]
+    setting = f"{headgate} limits set {SERVICE} greedy requests=400"
+    if demo.url == _USUAL_URL:
+        tries = [f"{setting} --burst-seconds 1"]
+    else:
+        # In two commands, because a line that goes on in the next one is not pasted well.
+        tries = [f"U={demo.url}", f"{setting} --burst 1 --url $U"]
     first = demo.nodes()[0]
     worker = first.reporter or next(iter(first.workers), None)
     if worker is not None:

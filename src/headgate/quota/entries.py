@@ -74,6 +74,9 @@ def read_entries(text: str) -> tuple[list[Entry], list[str]]:
         for key in document
         if key != "limit"
     ]
+    if document and "limit" not in document:
+        # A slip in the one word that counts must not lift every limit.
+        raise ConfigError(f"expected [[limit]] tables, got only {', '.join(map(repr, document))}")
     tables = document.get("limit", [])
     if not isinstance(tables, list):
         faults.append(f"limit must be a list of tables, [[limit]], got {tables!r}; skipped")

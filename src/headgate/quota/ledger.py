@@ -281,6 +281,11 @@ class Ledger:
             if usage is not None:
                 self._guarded(name, service.consume, slot, usage)
 
+    def is_outlived(self, node: str, boot: int) -> bool:
+        """Whether a node has had a later life than this one: nothing more of it is booked."""
+        known = self._known.get(node)
+        return known is not None and known.boot > boot
+
     def booked(self, node: str, boot: int) -> int:
         """The sequence up to which a boot of a node is booked; 0: nothing is."""
         known = self._known.get(node)

@@ -160,10 +160,10 @@ def test_a_life_that_is_over_is_not_told_anything() -> None:
     """Two nodes of one name, or a worker that goes on in memory that was removed."""
     with running() as central:
         with V1Node(central) as node:
-            node.send(node.message(slot_of(central) - 1, boot=7))
+            node.send(node.message(slot_of(central) - 1)._replace(boot=7))
             node.read_until(lambda got: isinstance(got, Ack))
         with V1Node(central) as older:
-            older.send(older.message(slot_of(central) - 1, boot=6))
+            older.send(older.message(slot_of(central) - 1)._replace(boot=6))
             code, reason = closed_with(older.socket)
         assert code == 1008
         assert reason.startswith("denied: node ")

@@ -151,7 +151,7 @@ class Switchboard:
         self.deliver(self.state.receive(now, message))
 
     def is_outlived(self, message: Report | Ask) -> bool:
-        """Whether it comes from a life of its node that is over: it would be told, and not booked."""
+        """Whether it comes from a life of its node that is over: nothing of it is booked."""
         return self.state.ledger.is_outlived(message.node, message.boot)
 
     def _lead_beyond(self, now: float, report: Report) -> None:

@@ -30,6 +30,7 @@ __all__ = ["Entry", "entry_of", "read_entries", "read_tables", "table_of"]
 
 _LONGEST_NAME = 200
 _LONGEST_SERVICE = 50
+_MOST_RESOURCES = 8  # a node has room for so many of a user
 _LARGEST = 1e15  # amounts up to here are exact to the unit
 _KEYS = ("service", "user", "burst_seconds")
 
@@ -49,6 +50,10 @@ class Entry:
         object.__setattr__(self, "burst_seconds", _amount("burst_seconds", self.burst_seconds))
         if not self.rates:
             raise ValueError("rates must name at least one resource, got none")
+        if len(self.rates) > _MOST_RESOURCES:
+            raise ValueError(
+                f"rates must name at most {_MOST_RESOURCES} resources, got {len(self.rates)}"
+            )
         rates = {}
         for resource, rate in self.rates.items():
             _name("a resource", resource, _LONGEST_NAME)

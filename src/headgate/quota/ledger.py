@@ -68,6 +68,7 @@ class _KnownNode:
     slot: int  # the highest it has reported
     seen: int  # the slot in which it was last heard of
     booked: int = 0  # classic: bit n is set when the report of slot `slot - n` is booked
+    booked_in: int = 0  # the slot of ours in which its last report was booked; 0: not known
 
 
 class _How(TypedDict):
@@ -222,11 +223,12 @@ class Ledger:
         is_known = known is not None and known.boot == report.boot
         is_reborn = known is not None and known.boot < report.boot
         if known is not None and is_known:
-            silent, known.seen = slot - known.seen, max(known.seen, slot)
+            known.seen = max(known.seen, slot)
             if report.sequence <= known.sequence or report.since > known.sequence:
                 return False
             # By its slots, which leap when a node hears of our clock; and not longer than it was
             # silent.
+            silent = slot - known.booked_in
             covered = max(1, min(min(report.slot, slot) - known.slot, silent + 1))
             known.sequence = report.sequence
         elif known is not None and not is_reborn:
@@ -245,6 +247,7 @@ class Ledger:
                 report.boot, report.sequence, reported, slot
             )
         known.slot = max(known.slot, reported)
+        known.booked_in = slot
         self._nodes.add(report.node, slot - MISSED_SLOTS if report.leaving else known.slot)
         self._note_reported(reported, report.node)
         how: _How = {

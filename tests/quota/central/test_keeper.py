@@ -12,6 +12,7 @@ import pytest
 
 from headgate.errors import ConfigError
 from headgate.quota import Entry, Ledger
+from headgate.quota.central.change import Put
 from headgate.quota.central.keeper import LimitsKeeper
 from headgate.quota.sources import LimitsSource, NotEditable, open_source
 
@@ -194,7 +195,7 @@ def test_a_loop_does_not_wait_for_a_source() -> None:
         assert not await keeper.refresh_async()  # another one asks already
         held.set()
         assert await reading
-        await keeper.edit_async(lambda source: source.put(BOB))
+        await keeper.edit_async(Put(BOB))
 
     asyncio.run(story())
     assert keeper.entries == [ANN, BOB]

@@ -16,7 +16,7 @@ from headgate.quota.sources import LimitsSource
 __all__ = ["Change", "Known", "Put", "Remove", "Replace"]
 
 Known: TypeAlias = tuple[list[Entry], LimitsTable]
-_Prepare: TypeAlias = Callable[[Iterable[Entry]], LimitsTable]
+_Prepare: TypeAlias = Callable[[Iterable[Entry], LimitsTable], LimitsTable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Replace:
         return True
 
     def after(self, known: Known, prepare: _Prepare) -> Known:
-        return self.entries, prepare(self.entries)
+        return self.entries, prepare(self.entries, known[1])
 
 
 Change: TypeAlias = Put | Remove | Replace

@@ -139,7 +139,9 @@ class LimitsKeeper:
                 return None
             loaded, complaints = self.source.load()
             entries, doubles = read_tables(loaded)
-            known = entries, self._ledger.prepare(entries)
+            before = None if self._newest is None else self._newest.known
+            table = self._ledger.prepare(entries, None if before is None else before[1])
+            known = entries, table
             return self._reading(stamp, known, complaints=complaints + doubles)
         except ConfigError as error:
             return self._reading(object(), None, error=str(error))

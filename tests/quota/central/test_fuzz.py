@@ -109,12 +109,16 @@ class Target:
         raw = socket.create_connection((host, int(port)), 10, (next(self._sources), 0))
         asks = f"Sec-WebSocket-Protocol: {subprotocol}\r\n" if subprotocol else ""
         raw.sendall(
-            f"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{asks}"
+            f"GET / HTTP/1.1\r\nHost: localhost\r\n{asks}Upgrade: websocket\r\n"
+            "Connection: Upgrade\r\n"
             "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
             "".encode()
         )
-        while not raw.recv(4096).endswith(b"\r\n\r\n"):
-            pass
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):
+            piece = raw.recv(4096)
+            assert piece, f"refused: {answer!r}"
+            answer += piece
         return raw
 
     def throw(self, data: bytes, subprotocol: str = "") -> bytes:

@@ -12,10 +12,13 @@ import pytest
 
 from headgate.errors import ConfigError
 from headgate.quota import Entry, Ledger
+from headgate.quota.central.change import Put, Remove, Replace
 from headgate.quota.central.keeper import LimitsKeeper
 from headgate.quota.sources import LimitsSource, NotEditable, open_source
+from headgate.quota.sources.sqlite_file import SqliteFile
 
 ANN = Entry("front", "ann", rates={"requests": 5.0})
+CARL = Entry("front", "carl", rates={"requests": 2.0})
 BOB = Entry("front", "bob", rates={"requests": 1.0})
 FILE = '[[limit]]\nservice = "front"\nuser = "ann"\nrequests = 5\n'
 
@@ -94,6 +97,24 @@ def test_complaints_are_logged_and_kept(tmp_path: Path, caplog: pytest.LogCaptur
     (complaint,) = keeper.complaints
     assert "user is missing" in complaint
     assert complaint in caplog.text
+
+
+def test_a_slip_in_an_entry_that_was_good_lifts_no_limit(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    write(path, FILE)
+    keeper, _ = keeper_of(path)
+    keeper.begin()
+    new = '[[limit]]\nservice = "front"\nuser = "carl"\nrequests = "2"\n'
+    path.write_text(FILE.replace("= 5", '= "5"') + new)
+    keeper.refresh()
+    assert keeper.entries == [ANN]
+    ann, carl = keeper.complaints
+    assert ann.endswith("skipped: it stays as it was")
+    assert carl.endswith("skipped")
+    path.write_text(FILE.replace("= 5", "= 6"))
+    keeper.refresh()
+    assert [entry.rates for entry in keeper.entries] == [{"requests": 6.0}]
+    assert keeper.complaints == []
 
 
 def test_a_function_that_says_the_same_changes_nothing() -> None:
@@ -179,6 +200,88 @@ def test_readings_are_applied_in_their_order_and_one_that_is_lost_is_read_again(
     assert keeper.read() is None
 
 
+class Counted(SqliteFile):
+    """How often everything was read."""
+
+    loads = 0
+
+    def load(self) -> tuple[list[Entry], list[str]]:
+        self.loads += 1
+        return super().load()
+
+
+def test_a_change_of_ours_reads_nothing_again_and_one_of_another_does(tmp_path: Path) -> None:
+    """With 100,000 limits, to set one of them took seconds."""
+    source, other = Counted(tmp_path / "limits.db"), SqliteFile(tmp_path / "limits.db")
+    ledger = Ledger()
+    keeper = LimitsKeeper(source, ledger)
+    keeper.begin()
+    for change, expected in (
+        (Put(ANN), [ANN]),
+        (Put(BOB), [ANN, BOB]),
+        (Put(ANN), [ANN, BOB]),
+        (Remove("front", "ann"), [BOB]),
+        (Remove("front", "ann"), [BOB]),
+        (Replace([BOB, ANN]), [BOB, ANN]),
+    ):
+        _, reading = keeper.edit(change)
+        if reading is not None:
+            keeper.apply(reading)
+        assert keeper.entries == expected
+        assert ledger.entry("front", "bob") == (BOB if BOB in expected else None)
+        assert not keeper.refresh()
+    assert source.loads == 1
+    other.put(CARL)
+    keeper.put(BOB)
+    assert keeper.entries == [ANN, BOB, CARL]
+    assert source.loads == 2
+    source.close()
+    other.close()
+
+
+def test_a_change_whose_reading_was_lost_is_in_the_next_one() -> None:
+    """Who asked for it has hung up meanwhile."""
+    keeper, _ = keeper_of([ANN])
+    keeper.begin()
+    keeper.edit(Put(BOB))
+    keeper.put(CARL)
+    assert keeper.entries == [ANN, BOB, CARL]
+
+
+def test_a_source_that_hangs_is_told_and_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.quota.central.keeper._SILENCE", 0.05)
+    hold = threading.Event()
+    keeper = LimitsKeeper(AnyStamp(open_source([ANN]), lambda: hold.wait(10) and None), Ledger())
+
+    async def story() -> None:
+        reading = asyncio.create_task(keeper.refresh_async())
+        while keeper.error is None:
+            await asyncio.wait([reading], timeout=0.01)
+        assert keeper.error == "always another has not answered for 0.05 s"
+        hold.set()
+        assert await reading
+        assert keeper.error is None
+
+    asyncio.run(story())
+
+
+def test_changes_do_not_pile_up_before_a_source_that_hangs() -> None:
+    hold = threading.Event()
+    source = open_source([ANN])
+    keeper = LimitsKeeper(AnyStamp(source, lambda: hold.wait(10) and None), Ledger())
+
+    async def story() -> None:
+        edits = [asyncio.create_task(keeper.edit_async(Put(BOB))) for _ in range(17)]
+        done, _ = await asyncio.wait(edits, return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(ConfigError, match="16 changes of always another go on; try again"):
+            done.pop().result()
+        hold.set()
+        await asyncio.wait(edits)
+        await keeper.edit_async(Put(BOB))
+
+    asyncio.run(story())
+
+
 def test_a_loop_does_not_wait_for_a_source() -> None:
     asked, held = threading.Event(), threading.Event()
 
@@ -194,7 +297,7 @@ def test_a_loop_does_not_wait_for_a_source() -> None:
         assert not await keeper.refresh_async()  # another one asks already
         held.set()
         assert await reading
-        await keeper.edit_async(lambda source: source.put(BOB))
+        await keeper.edit_async(Put(BOB))
 
     asyncio.run(story())
     assert keeper.entries == [ANN, BOB]

@@ -1,7 +1,11 @@
 """Limits changed while a real central runs: a node hears of it, and the API tells of the node."""
 
+import contextlib
+import json
 import math
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +18,7 @@ from headgate.errors import ConfigError
 from headgate.quota import Central, Entry
 from headgate.quota.protocol import Ask, Quota
 from headgate.quota.sources import open_source
+from headgate.quota.sources.memory import MemoryLimits
 from tests.parts import RedisServer
 from tests.quota.central.parts import V1Node, eventually, running
 
@@ -112,6 +117,61 @@ def test_the_api_tells_of_a_node_and_its_user() -> None:
 def recorded(client: httpx.Client) -> float:
     users = client.get("/api/usage", params={"user": "ann"}).json()["users"]
     return float(users[0]["resources"]["requests"]["recorded"]) if users else 0.0
+
+
+def test_many_limits_at_once_do_not_hold_up_the_nodes() -> None:
+    """They were read on the loop: with 30,000 of them nobody was answered for half a second."""
+    tables = [{"service": "front", "user": f"user {n}", "requests": n} for n in range(30_000)]
+    body = json.dumps({"limits": tables}).encode()
+    late = []
+    with running(slot_seconds=1.0) as central, V1Node(central) as node:
+        for _ in range(3):  # the machine has other things to do
+            waits = [0.0]
+            put = threading.Thread(
+                target=lambda: httpx.put(f"{central.url}/api/limits", content=body, timeout=60)
+            )
+            put.start()
+            while put.is_alive():
+                begun = time.perf_counter()
+                node.report(int(time.time()) - 1)
+                waits.append(time.perf_counter() - begun)
+            put.join()
+            late.append(max(waits))
+            if late[-1] < 0.2:
+                break
+        assert central.board is not None
+        assert len(central.board.keeper.entries) == 30_000
+    assert late[-1] < 0.2, late
+
+
+class HangsLater(MemoryLimits):
+    """Limits of which nobody knows whether they have changed."""
+
+    def __init__(self) -> None:
+        super().__init__([Entry("front", "*", rates={"requests": 100.0})])
+        self.asked = 0
+        self.goes_on = threading.Event()
+
+    def stamp(self) -> object:
+        self.asked += 1
+        if self.asked > 1:
+            self.goes_on.wait(60)
+        return super().stamp()
+
+
+def test_limits_that_hang_do_not_keep_silent_callers_or_the_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headgate.quota.central.front_door._REQUEST_SECONDS", 0.3)
+    limits = HangsLater()
+    with running(limits=limits) as central:
+        eventually(lambda: limits.asked > 1)
+        host, _, port = central.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as caller:
+            caller.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                assert caller.recv(1000) == b""
+    limits.goes_on.set()
 
 
 def test_a_central_without_its_limits_does_not_start(tmp_path: Path) -> None:

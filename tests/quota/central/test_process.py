@@ -138,6 +138,40 @@ def test_limits_are_read_again_when_the_file_changes(limits: Path) -> None:
             time.sleep(0.02)
 
 
+HANGS = """
+import sys, time
+from headgate.quota import Central, Entry
+
+asked = 0
+
+def limits():
+    global asked
+    asked += 1
+    if asked > {answers}:
+        sys.stdout.write("hangs\\n")
+        sys.stdout.flush()
+        time.sleep(1000)
+    return [Entry("front", "*", rates={{"requests": 1.0}})]
+
+Central(limits, listen="127.0.0.1:0").run(lambda central: print(central.url, flush=True))
+"""
+
+
+@pytest.mark.parametrize("answers", [0, 2])
+def test_a_source_that_hangs_does_not_hold_up_a_stop(answers: int) -> None:
+    """At the start it is asked twice, and then every 5 s."""
+    script = [sys.executable, "-c", HANGS.format(answers=answers)]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as central:
+        try:
+            assert central.stdout is not None
+            while "hangs" not in central.stdout.readline():
+                assert central.poll() is None
+            central.terminate()
+            assert central.wait(timeout=20) == 0
+        finally:
+            central.kill()
+
+
 WRONG = [
     (["--limits", "{limits}", "--listen", "nowhere"], "expected HOST:PORT"),
     (["--limits", "{limits}", "--listen", "0.0.0.0:0"], "--token-file"),

@@ -11,14 +11,14 @@
     GET    /healthz             200 "ok", or 503 with the reason
 
 Everything is looked up on the loop, from a `CentralView`, and bounded: so many users, entries and
-bytes in one answer. Only what asks the source of the limits goes to a thread. Who may ask is for
-the server to check, before it comes here.
+bytes in one answer. Only limits, of which there may be 100,000, are read, looked through and
+written in threads. Who may ask is for the server to check, before it comes here.
 """
 
+import asyncio
 import importlib.metadata
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import orjson
 from starlette.requests import Request
@@ -27,12 +27,13 @@ from starlette.routing import BaseRoute, Route
 
 from headgate.errors import ConfigError
 from headgate.quota.central.answers import Refused, answer, exception_handlers, refusal
+from headgate.quota.central.change import Change, Put, Remove, Replace
 from headgate.quota.central.metrics import CONTENT_TYPE
 from headgate.quota.central.openapi import document
 from headgate.quota.central.usage import full_slot, usage
 from headgate.quota.central.view import CentralView, ConnectionView, is_late
 from headgate.quota.entries import Entry, entry_of, read_tables, table_of
-from headgate.quota.sources import LimitsSource, NotEditable
+from headgate.quota.sources import NotEditable
 
 __all__ = ["CentralView", "ConnectionView", "exception_handlers", "refusal", "routes"]
 
@@ -41,8 +42,6 @@ _MOST_COMPLAINTS = 100
 _MOST_ENTRIES = 10_000
 _MOST_USERS = 1_000
 _MOST_NODES = 10_000
-
-_Result = TypeVar("_Result")
 
 
 def routes(view: CentralView) -> list[BaseRoute]:
@@ -104,14 +103,20 @@ class _Api:
         if request.method == "DELETE":
             return await self._delete_limit(request)
         query = _query(request, "service", "user", "limit", "offset")
-        service, user = query.get("service"), query.get("user")
-        entries = [
-            entry
-            for entry in self._view.keeper.entries
-            if service in (None, entry.service) and user in (None, entry.user)
-        ]
         most = _number(query, "limit", _MOST_ENTRIES, 1, _MOST_ENTRIES)
         offset = _number(query, "offset", 0, 0, 1 << 53)
+        return await asyncio.to_thread(
+            self._chosen, query.get("service"), query.get("user"), most, offset
+        )
+
+    def _chosen(self, service: str | None, user: str | None, most: int, offset: int) -> Response:
+        entries = self._view.keeper.entries
+        if service is not None or user is not None:
+            entries = [
+                entry
+                for entry in entries
+                if service in (None, entry.service) and user in (None, entry.user)
+            ]
         return self._limits(entries[offset : offset + most], len(entries))
 
     def _limits(self, entries: Sequence[Entry], total: int) -> Response:
@@ -132,19 +137,10 @@ class _Api:
 
     async def _put_limits(self, request: Request) -> Response:
         _query(request)
-        body = await _json(request)
-        if not isinstance(body, dict):
-            raise Refused(422, "InvalidLimit", f"a limit must be a JSON object, got {body!r}")
-        if "limits" in body and "service" not in body:
-            entries = _entries(body)
-            await self._edit(lambda source: source.replace(entries))
-            return self._limits(entries[:_MOST_ENTRIES], len(entries))
-        try:
-            entry = entry_of(body)
-        except ValueError as error:
-            raise Refused(422, "InvalidLimit", str(error)) from None
-        await self._edit(lambda source: source.put(entry))
-        return self._limits([entry], 1)
+        change = await asyncio.to_thread(_change, await _body(request))
+        await self._edit(change)
+        entries = change.entries if isinstance(change, Replace) else [change.entry]
+        return await asyncio.to_thread(self._limits, entries[:_MOST_ENTRIES], len(entries))
 
     async def _delete_limit(self, request: Request) -> Response:
         query = _query(request, "service", "user")
@@ -154,11 +150,11 @@ class _Api:
             raise Refused(
                 400, "BadRequest", f"expected the parameters service and user, {error} is missing"
             ) from None
-        if not await self._edit(lambda source: source.remove(service, user)):
+        if not await self._edit(Remove(service, user)):
             raise Refused(404, "NotFound", f"{service!r} has no limit for the user {user!r}")
         return answer({"removed": {"service": service, "user": user}})
 
-    async def _edit(self, change: Callable[[LimitsSource], _Result]) -> _Result:
+    async def _edit(self, change: Change) -> bool:
         try:
             return await self._view.keeper.edit_async(change)
         except NotEditable as error:
@@ -253,16 +249,29 @@ def _number(query: Mapping[str, str], name: str, default: int, least: int, most:
     )
 
 
-async def _json(request: Request) -> object:
+async def _body(request: Request) -> bytearray:
     body = bytearray()
     async for piece in request.stream():
         body += piece
         if len(body) > _MOST_BODY_BYTES:
             raise Refused(413, "TooLarge", f"expected a body of at most {_MOST_BODY_BYTES} bytes")
+    return body
+
+
+def _change(text: bytearray) -> Put | Replace:
+    """What the body of a PUT asks for."""
     try:
-        return orjson.loads(bytes(body))
+        body = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise Refused(400, "BadRequest", f"the body is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise Refused(422, "InvalidLimit", f"a limit must be a JSON object, got {body!r}")
+    if "limits" in body and "service" not in body:
+        return Replace(_entries(body))
+    try:
+        return Put(entry_of(body))
+    except ValueError as error:
+        raise Refused(422, "InvalidLimit", str(error)) from None
 
 
 def _entries(body: Mapping[str, object]) -> list[Entry]:

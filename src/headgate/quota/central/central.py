@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from headgate.errors import ConfigError
+from headgate.quota.central.apart import apart
 from headgate.quota.central.tokens import Tokens, is_loopback
 from headgate.quota.ledger import Assignment, Ledger
 from headgate.quota.service import MakeService, installed_services
@@ -33,6 +34,7 @@ __all__ = ["Central"]
 
 _logger = logging.getLogger("headgate.quota")
 
+_CLOSE_SECONDS = 1.0  # for the source of the limits
 _USUAL_BOUNDS = Bounds()
 _NO_SERVER = "the central needs more packages: pip install 'headgate[server]'"
 
@@ -117,7 +119,7 @@ class Central:
             from headgate.quota.central.server import Server
         except ImportError as error:
             raise ConfigError(f"{_NO_SERVER} ({error})") from error
-        opened = await asyncio.to_thread(open_board, self._limits, self._make_ledger, self._state)
+        opened = await apart(lambda: open_board(self._limits, self._make_ledger, self._state))
         self._source = opened.keeper.source
         try:
             self.board = opened.board(self.name, self._tokens, self._max_connections, self._bounds)
@@ -144,7 +146,10 @@ class Central:
         if server is not None:
             await server.close()
             assert self._source is not None
-            self._source.close()
+            # One that hangs may hold what it would need to be closed.
+            done, _ = await asyncio.wait([apart(self._source.close)], timeout=_CLOSE_SECONDS)
+            for closed in done:
+                closed.result()
             _logger.info("central %s has stopped", self.name)
 
     async def __aenter__(self) -> "Central":
@@ -193,10 +198,20 @@ class Central:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        async with self:
+        stopping = asyncio.create_task(stop.wait())
+        starting = asyncio.create_task(self.start())
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()  # limits that cannot be read yet must not hold up a stop
+            await asyncio.gather(starting, return_exceptions=True)
+            return
+        await starting
+        try:
             if started is not None:
                 started(self)
-            await stop.wait()
+            await stopping
+        finally:
+            await self.close()
 
 
 class _LoopThread:

@@ -4,26 +4,27 @@ Reading may take seconds and belongs in a thread; the ledger belongs to the cent
 there are two halves: `read` (and `edit`) ask the source, from any thread, and give a `Reading`;
 `apply` puts it into the ledger and belongs on the loop. `refresh_async` and `edit_async` do both.
 Readings are numbered, so that a slow thread cannot bring old limits back, and one that nobody
-applied is read again.
+applied is read again. After a change of ours what is known is changed likewise, and nothing is
+read, if the source can tell that nobody else has changed it meanwhile.
 
-A source that fails changes nothing: the limits stay, `error` says why until it works again, and
-the log tells it once. Only the first reading (`begin`) raises: a central that has never had its
-limits must not let everyone through.
+A source that fails or hangs changes nothing: the limits stay, `error` says why until it works
+again, and the log tells it once. Only the first reading (`begin`) raises: a central that has never
+had its limits must not let everyone through.
 """
 
 import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from headgate.errors import ConfigError
-from headgate.quota.entries import Entry, read_tables
+from headgate.quota.central.apart import apart
+from headgate.quota.central.change import Change, Known, Put, Remove, Replace
+from headgate.quota.entries import Complaint, Entry, read_tables, table_of
 from headgate.quota.ledger import Ledger
-from headgate.quota.limits_table import LimitsTable
-from headgate.quota.sources import LimitsSource
+from headgate.quota.sources import LimitsSource, TellsChanges
 
 __all__ = ["LimitsKeeper", "Reading"]
 
@@ -31,24 +32,23 @@ _logger = logging.getLogger("headgate.quota")
 
 _COMPLAINTS_LOGGED = 10
 _PATIENCE = 10.0  # seconds, for another thread that asks the source
-
-_Result = TypeVar("_Result")
+_SILENCE = 10.0  # seconds without an answer of the source, after which it is told
+_MOST_EDITS = 16  # at once: each has a thread
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What the source said, or why it could not.
 
-    Entries that are the same as before are the same list: to compare many is not for the loop.
+    What is the same as before is the same object: to compare many entries is not for the loop.
     """
 
     number: int
     wall: float
     stamp: object
-    entries: list[Entry] = field(default_factory=list)
+    known: Known | None = None
     complaints: list[str] = field(default_factory=list)
     error: str | None = None
-    table: LimitsTable | None = None
 
 
 class LimitsKeeper:
@@ -64,8 +64,10 @@ class LimitsKeeper:
         self._ledger = ledger
         self._lock = threading.Lock()  # one thread at a time asks the source
         self._stamp: object = object()
+        self._newest: Reading | None = None  # of those that worked
         self._read = 0
         self._applied = 0
+        self._edits = 0  # that go on, from the loop
 
     def __repr__(self) -> str:
         state = self.error or f"{len(self.entries)} entries"
@@ -90,51 +92,81 @@ class LimitsKeeper:
         finally:
             self._lock.release()
 
-    def edit(self, change: Callable[[LimitsSource], _Result]) -> tuple[_Result, Reading | None]:
-        """Change something in the source, and read what stands there then.
+    def edit(self, change: Change) -> tuple[bool, Reading | None]:
+        """Change something in the source. Whether it was done, and what stands there then.
 
         `NotEditable` when it is not ours to change, `ConfigError` when it could not be done.
         """
         if not self._lock.acquire(timeout=_PATIENCE):
             raise ConfigError(f"{self.source.name} has been busy for {_PATIENCE:g} s; try again")
         try:
-            return change(self.source), self._ask()
+            before = self._known_stamp()
+            done = change.make(self.source)
+            return done, self._changed(change, before) or self._ask()
         finally:
             self._lock.release()
 
+    def _known_stamp(self) -> object | None:
+        """The source's stamp, if we know what it says and it will tell of changes. None: not so."""
+        newest = self._newest
+        if newest is None or newest.complaints or not isinstance(self.source, TellsChanges):
+            return None
+        stamp = self.source.stamp()
+        return stamp if stamp == newest.stamp else None
+
+    def _changed(self, change: Change, before: object | None) -> Reading | None:
+        """A reading without reading. None: somebody else may have changed something too."""
+        if before is None:
+            return None
+        assert self._newest is not None
+        assert isinstance(self.source, TellsChanges)
+        try:
+            after = self.source.stamp()
+        except ConfigError:
+            return None
+        known = self._newest.known
+        if known is None or not self.source.is_ours(before, after):
+            return None
+        entries, table = change.after(known, self._ledger.prepare)
+        return self._reading(after, (entries, table))
+
     def _ask(self) -> Reading | None:
-        known = self.entries
-        entries: list[Entry] = []
-        complaints: list[str] = []
-        failure = None
-        table = None
         # No stamp goes with an error: what was wrong need not show in a stamp when it is mended.
-        stamp: object = object()
         try:
             # Before the loading: what changes meanwhile is another stamp the next time.
-            current = self.source.stamp()
-            if current == self._stamp:
+            stamp = self.source.stamp()
+            if stamp == self._stamp:
                 return None
             loaded, complaints = self.source.load()
             entries, doubles = read_tables(loaded)
-            complaints = complaints + doubles
-            table = self._ledger.prepare(entries)
-            stamp = current
+            before = None if self._newest is None else self._newest.known
+            if before is not None:
+                entries, complaints = _with_last_good(entries, complaints, before[0])
+            table = self._ledger.prepare(entries, None if before is None else before[1])
+            known = entries, table
+            return self._reading(stamp, known, complaints=complaints + doubles)
         except ConfigError as error:
-            failure = str(error)
+            return self._reading(object(), None, error=str(error))
         except Exception as error:  # a source may be anyone's, and must not stop the central
             _logger.exception("%s failed", self.source.name)
-            failure = f"{self.source.name} failed: {error!r}"
+            return self._reading(object(), None, error=f"{self.source.name} failed: {error!r}")
+
+    def _reading(
+        self,
+        stamp: object,
+        known: Known | None,
+        *,
+        complaints: Iterable[str] = (),
+        error: str | None = None,
+    ) -> Reading:
         self._read += 1
-        return Reading(
-            self._read,
-            time.time(),
-            stamp,
-            known if entries == known else entries,
-            complaints,
-            failure,
-            table,
-        )
+        before = None if self._newest is None else self._newest.known
+        if known is not None and before is not None and known[1].version == before[1].version:
+            known = before
+        reading = Reading(self._read, time.time(), stamp, known, list(complaints), error)
+        if known is not None:
+            self._newest = reading
+        return reading
 
     # On the loop
 
@@ -144,11 +176,8 @@ class LimitsKeeper:
             return False
         self._applied = reading.number
         self._stamp = reading.stamp
-        if reading.error is not None:
-            self.errors += 1
-            if reading.error != self.error:
-                _logger.error("the limits stay as they were: %s", reading.error)
-            self.error = reading.error
+        if reading.known is None:
+            self._fail(reading.error or "nothing was read")
             return False
         if self.error is not None:
             _logger.info("the limits can be read again from %s", self.source.name)
@@ -159,12 +188,19 @@ class LimitsKeeper:
             for complaint in reading.complaints[:_COMPLAINTS_LOGGED]:
                 _logger.warning("%s: %s", self.source.name, complaint)
         self.complaints = reading.complaints
-        if reading.entries is self.entries and not is_first:
+        entries, table = reading.known
+        if entries is self.entries and not is_first:
             return False
-        self._ledger.set_limits(reading.entries if reading.table is None else reading.table)
-        self.entries = reading.entries
+        self._ledger.set_limits(table)
+        self.entries = entries
         _logger.info("%d limits from %s", len(self.entries), self.source.name)
         return True
+
+    def _fail(self, why: str) -> None:
+        self.errors += 1
+        if why != self.error:
+            _logger.error("the limits stay as they were: %s", why)
+        self.error = why
 
     # Both, one after the other
 
@@ -175,27 +211,62 @@ class LimitsKeeper:
 
     async def refresh_async(self) -> bool:
         """The same from a loop, which does not wait for the source."""
-        reading = await asyncio.to_thread(self.read)
+        asked = apart(self.read)
+        done, _ = await asyncio.wait([asked], timeout=_SILENCE)
+        if not done:
+            self._fail(f"{self.source.name} has not answered for {_SILENCE:g} s")
+        reading = await asked
+        if reading is None and not done:
+            self._stamp = object()  # it answers again: read it, and the error is gone
         return reading is not None and self.apply(reading)
 
-    async def edit_async(self, change: Callable[[LimitsSource], _Result]) -> _Result:
-        result, reading = await asyncio.to_thread(self.edit, change)
+    async def edit_async(self, change: Change) -> bool:
+        if self._edits >= _MOST_EDITS:
+            raise ConfigError(f"{_MOST_EDITS} changes of {self.source.name} go on; try again")
+        self._edits += 1
+        edited = apart(lambda: self.edit(change))
+        edited.add_done_callback(self._edit_is_over)
+        done, reading = await edited
         if reading is not None:
             self.apply(reading)
-        return result
+        return done
+
+    def _edit_is_over(self, edited: object) -> None:
+        self._edits -= 1
 
     def put(self, entry: Entry) -> None:
-        self._edit(lambda source: source.put(entry))
+        self._edit(Put(entry))
 
     def remove(self, service: str, user: str) -> bool:
-        return self._edit(lambda source: source.remove(service, user))
+        return self._edit(Remove(service, user))
 
     def replace(self, entries: Iterable[Entry]) -> None:
-        entries = list(entries)
-        self._edit(lambda source: source.replace(entries))
+        self._edit(Replace(list(entries)))
 
-    def _edit(self, change: Callable[[LimitsSource], _Result]) -> _Result:
-        result, reading = self.edit(change)
+    def _edit(self, change: Change) -> bool:
+        done, reading = self.edit(change)
         if reading is not None:
             self.apply(reading)
-        return result
+        return done
+
+
+def _with_last_good(
+    entries: list[Entry], complaints: list[str], before: Iterable[Entry]
+) -> tuple[list[Entry], list[str]]:
+    """An entry that is bad now stays what it was: a slip in it must not lift the limit."""
+    bad = {
+        complaint.whose: place
+        for place, complaint in enumerate(complaints)
+        if isinstance(complaint, Complaint) and complaint.whose is not None
+    }
+    if not bad:
+        return entries, complaints
+    good = {(entry.service, entry.user) for entry in entries}
+    told = list(complaints)
+    kept = list(entries)
+    for entry in before:
+        place = bad.get((entry.service, entry.user))
+        if place is not None and (entry.service, entry.user) not in good:
+            kept.append(entry)
+            told[place] = Complaint.about(table_of(entry), f"{told[place]}: it stays as it was")
+    return kept, told

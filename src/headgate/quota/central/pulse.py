@@ -2,7 +2,9 @@
 
     in the middle of a slot   assign, send the quotas, note what the slot was like
     after it, every so often  the state is written: the snapshot at once, the file in a thread
-    once a second             connections are looked after, the limits' source is asked
+    once a second             connections are looked after
+    once a second             the limits' source is asked; it may take its time, or hang: nothing
+                              else waits for it
 
 To copy a large ledger for a snapshot stops the loop for a while (0.08 s for a million cells; the
 rest is done in a thread). It happens right after an assignment, when few wait for an answer, and
@@ -41,7 +43,7 @@ class Pulse:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        for beat in (self._slots, self._seconds):
+        for beat in (self._slots, self._connections, self._limits):
             self._tasks.append(asyncio.create_task(beat()))
 
     async def stop(self) -> None:
@@ -86,18 +88,23 @@ class Pulse:
         board.metrics.slot_over(board, board.state.slot(begun) - 1)
         self._save(begun)
 
-    async def _seconds(self) -> None:
-        keeper: LimitsKeeper = self._board.keeper
+    async def _connections(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             try:
                 self._board.tend()
                 self._tend(self._board.now())
-                reading = await asyncio.to_thread(keeper.read)
-                if reading is not None:
-                    keeper.apply(reading)
             except Exception:
-                _logger.exception("connections and limits could not be looked after")
+                _logger.exception("the connections could not be looked after")
+
+    async def _limits(self) -> None:
+        keeper: LimitsKeeper = self._board.keeper
+        while True:
+            await asyncio.sleep(1.0)
+            try:
+                await keeper.refresh_async()
+            except Exception:
+                _logger.exception("the limits could not be looked after")
 
     def _save(self, now: float) -> None:
         """Take a snapshot if it is time for one, and write it while the loop goes on."""

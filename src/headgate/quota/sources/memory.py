@@ -35,6 +35,9 @@ class MemoryLimits:
     def stamp(self) -> object:
         return self._version
 
+    def is_ours(self, before: object, after: object) -> bool:
+        return isinstance(before, int) and after == before + 1
+
     def put(self, entry: Entry) -> None:
         with self._lock:
             self._entries[entry.service, entry.user] = entry

@@ -86,6 +86,11 @@ class RedisHash:
             )
         return version
 
+    def is_ours(self, before: object, after: object) -> bool:
+        if not isinstance(before, bytes) or not isinstance(after, bytes):
+            return False
+        return before.isdigit() and after.isdigit() and int(after) == int(before) + 1
+
     def put(self, entry: Entry) -> None:
         self.stamp()  # one entry alone must not take the place of limits that were lost
         self._run(_PUT, *_field_and_value(entry))

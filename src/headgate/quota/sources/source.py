@@ -9,6 +9,8 @@ failure: it is left out, and a complaint tells of it.
 give something else. It may fail as `load` may.
 
 Those that can be edited write an entry before they return, for good as far as the place allows.
+One of them whose stamps tell our own changes from those of others says so (`TellsChanges`): then
+not everything is read again after a change.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +19,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from headgate.errors import ConfigError
 from headgate.quota.entries import Entry
 
-__all__ = ["Limits", "LimitsSource", "NotEditable"]
+__all__ = ["Limits", "LimitsSource", "NotEditable", "TellsChanges"]
 
 Limits: TypeAlias = Iterable[Entry | Mapping[str, object]]
 
@@ -53,3 +55,11 @@ class LimitsSource(Protocol):
         """All at once, or not at all."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class TellsChanges(Protocol):
+    """A source that knows whether somebody else has changed it."""
+
+    def is_ours(self, before: object, after: object) -> bool:
+        """Whether all that changed between two stamps is one change made through this object."""

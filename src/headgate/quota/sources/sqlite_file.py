@@ -52,6 +52,7 @@ class SqliteFile:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # which file the connection is to
+        self._opened = 0
 
     def __repr__(self) -> str:
         return f"SqliteFile({self.name!r})"
@@ -66,7 +67,11 @@ class SqliteFile:
     def stamp(self) -> object:
         with self._open() as connection:
             (version,) = connection.execute("PRAGMA data_version").fetchone()
-            return self._file, version, connection.total_changes
+            return (self._file, self._opened, version), connection.total_changes
+
+    def is_ours(self, before: object, after: object) -> bool:
+        """The first half of a stamp changes with what other connections commit, and with those."""
+        return isinstance(before, tuple) and isinstance(after, tuple) and before[0] == after[0]
 
     def put(self, entry: Entry) -> None:
         with self._open() as connection, connection:
@@ -103,6 +108,7 @@ class SqliteFile:
                     self.close()
                     self._connection = self._connect(is_new=self._file is None)
                     self._file = _file(self._path)
+                    self._opened += 1  # a new connection counts anew
                 yield self._connection
             except (sqlite3.Error, OSError) as error:
                 self.close()

@@ -263,6 +263,8 @@ def raw(port: int, request: bytes) -> bytes:
         (b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         (b"GET /?\xff HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (b"nonsense\r\n\r\n", 400),
     ],
 )

@@ -354,6 +354,18 @@ def test_a_node_that_cannot_count_turns_nobody_away_and_says_so_once(
     assert "the shared memory has been closed" in caplog.text
 
 
+def test_a_service_that_the_node_does_not_have_passes_uncounted(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    with starlette(node, service=lambda request: request.header("x-service")) as client:
+        for number in range(20):
+            answer = client.get("/", headers={"x-service": f"made-up-{number}"})
+            assert answer.status_code == 200
+        assert client.get("/", headers={"x-service": "front"}).status_code == 200
+    assert consumed(node) == {"ann": {"requests": 1, "traffic_down": 5}}
+    assert caplog.text.count("one of ['front'], got 'made-up-0'") == 1
+
+
 def test_of_each_kind_of_trouble_one_a_minute_is_told(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     troubles = Troubles(clock.now)

@@ -55,6 +55,8 @@ def frame(demo: QuotaDemo, seconds: float | None, width: int, bars: str, headgat
 
 def _central(demo: QuotaDemo) -> str:
     status = demo.central
+    if demo.has_lost_its_port:
+        return f"central  [red]dead[/]; another program has taken {demo.url}: start the demo anew"
     if demo.central_pid is None:
         return "central  [red]dead[/]; it is started again in a moment, with the state it had"
     if not status.answers:

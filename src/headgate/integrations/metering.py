@@ -185,6 +185,7 @@ class QuotaGate:
         self._expect = expect
         self._body = body or throttled_problem
         self._on_refusal = on_refusal
+        self._services = node.services
         self._throttle = node.throttle
         self._consume = node.consume
         self._troubles = Troubles()
@@ -195,6 +196,12 @@ class QuotaGate:
         if service is None:
             assert self._find_service is not None
             service = self._find_service(request)
+            if service not in self._services:
+                # A host has room for few of them, and whoever asks may have chosen this one.
+                known = list(self._services)
+                wrong = ValueError(f"service must be one of {known}, got {service!r}")
+                self._troubles.tell("a request passes uncounted", wrong)
+                return Meter(self._consume, service, None, self._measured, self._troubles)
         user = self._find_user(request)
         if user is not None:
             if not (isinstance(user, str) and user.isascii() and 0 < len(user) <= _LONGEST):

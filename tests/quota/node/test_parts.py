@@ -51,6 +51,8 @@ def test_what_is_no_central_is_refused_by_name(given: object) -> None:
 def test_a_url_must_be_text() -> None:
     with pytest.raises(TypeError, match=r"got 7411"):
         central_urls([7411])
+    with pytest.raises(TypeError, match=r"centrals must be a URL or several, got 7411"):
+        central_urls(7411)  # type: ignore[arg-type]
 
 
 def test_waits_double_to_the_longest_and_begin_anew_after_a_minute_of_health() -> None:

@@ -100,7 +100,9 @@ class Node:
         if token is not None and not _TOKEN.fullmatch(token):
             raise ValueError("token must be 1 to 500 printable ASCII characters without spaces")
         self._token = token
-        self._slot_seconds = positive("slot_seconds", slot_seconds)
+        if not 0.1 <= positive("slot_seconds", slot_seconds) <= 3600.0:
+            raise ValueError(f"slot_seconds must be from 0.1 to 3600, got {slot_seconds!r}")
+        self._slot_seconds = slot_seconds
         self._tls = _tls(self.centrals, ca_file)
         self._host = Host(
             node_id,

@@ -63,6 +63,12 @@ def test_what_happens_is_counted() -> None:
     assert values["limits_failing"] == values["limits_errors_total"] == 0
 
 
+def test_nobody_connected_is_told_as_nobody() -> None:
+    values = told(StandIn(LIMITS))
+    assert values["connections{kind=headgate.v1}"] == 0
+    assert values["connections{kind=classic}"] == 0
+
+
 def test_reasons_and_kinds_from_outside_are_bounded() -> None:
     central = StandIn(LIMITS)
     for i in range(1000):

@@ -244,6 +244,10 @@ def test_ctrl_c_at_a_terminal_closes_with_the_table() -> None:
         os.write(terminal, b"\x03")
         closing = read_until(terminal, b"docs/demo.md").partition(b"\x1b[?1049l")[2]
         assert b"hopper  100/s" in closing
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", closing.decode())
+        assert plain.count("not yet") == len(USERS)
+        widest = max(map(len, plain.replace("not yet", "no: under").splitlines()))
+        assert widest <= 80
         assert demo.wait(30) == 0
         os.close(terminal)
         assert folders_of(demo.pid) == processes_of(demo.pid) == []

@@ -263,6 +263,8 @@ def raw(port: int, request: bytes) -> bytes:
         (b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         (b"GET /?\xff HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (b"nonsense\r\n\r\n", 400),
     ],
 )
@@ -339,6 +341,31 @@ def test_workers_share_a_socket_and_are_replaced_when_they_die(
         node.process.send_signal(signal.SIGTERM)
         assert node.process.wait(10) == 0
         assert not any(Path(f"/proc/{child}").exists() for child in first)
+
+
+def test_workers_end_and_say_good_bye_when_their_parent_is_killed(
+    upstream: str, central: SmallCentral, tmp_path: Path
+) -> None:
+    options = ("--user-address", "--workers", "2", "--node-id", "edge-3")
+    with headgate_node(upstream, central.url, tmp_path / "memory", *options) as node:
+        assert node.ask("/")[0] == 201
+        children = Path(f"/proc/{node.process.pid}/task/{node.process.pid}/children")
+        wait_until(lambda: len(children.read_text().split()) == 2)
+        workers = children.read_text().split()
+        wait_until(lambda: any(one.node == "edge-3" for one in central.reports))
+        node.process.kill()
+        wait_until(lambda: not any(is_running(worker) for worker in workers))
+        with socket.create_server(("127.0.0.1", node.port)):  # the port is free again
+            pass
+    assert [one.leaving for one in central.reports if one.node == "edge-3"][-1]
+
+
+def is_running(process: str) -> bool:
+    """Whether it has not ended; in a container, nobody may have asked for its exit code."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize(

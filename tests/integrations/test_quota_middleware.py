@@ -24,6 +24,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from headgate import ManualClock, Node, Throttled
 from headgate.integrations.quota import QuotaASGIMiddleware, QuotaWSGIMiddleware, add
 from headgate.integrations.requests import Request
+from headgate.integrations.troubles import Troubles
 from headgate.quota.reporter import Reporter
 
 Totals = dict[str, dict[str, float]]
@@ -334,6 +335,48 @@ def test_a_middleware_that_makes_no_sense_is_refused(
             node,
             **{"service": "front", "user": "x-user"} | options,  # type: ignore[arg-type]
         )
+
+
+def test_a_node_that_cannot_count_turns_nobody_away_and_says_so_once(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = starlette(node)
+    app = wsgi(node, lambda environ: [b"ok"])
+    node.close()
+    assert [client.get("/deep").status_code for _ in range(3)] == [200] * 3
+    assert [call_wsgi(app)[0] for _ in range(3)] == ["200 OK"] * 3
+    told = [one.getMessage() for one in caplog.records if one.name == "headgate.quota.node"]
+    once = [
+        "a request passes without a decision (and 0 times since it was last told)",
+        "a request cannot be booked (and 0 times since it was last told)",
+    ]
+    assert told == once * 2, told  # a middleware each
+    assert "the shared memory has been closed" in caplog.text
+
+
+def test_a_service_that_the_node_does_not_have_passes_uncounted(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    with starlette(node, service=lambda request: request.header("x-service")) as client:
+        for number in range(20):
+            answer = client.get("/", headers={"x-service": f"made-up-{number}"})
+            assert answer.status_code == 200
+        assert client.get("/", headers={"x-service": "front"}).status_code == 200
+    assert consumed(node) == {"ann": {"requests": 1, "traffic_down": 5}}
+    assert caplog.text.count("one of ['front'], got 'made-up-0'") == 1
+
+
+def test_of_each_kind_of_trouble_one_a_minute_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    troubles = Troubles(clock.now)
+    for seconds in (0, 1, 58, 1, 1):
+        clock.advance(seconds)
+        troubles.tell("cannot be booked", ValueError("no"))
+        troubles.tell("cannot be booked", TypeError("no"))
+    assert [one.getMessage() for one in caplog.records] == [
+        *["cannot be booked (and 0 times since it was last told)"] * 2,
+        *["cannot be booked (and 2 times since it was last told)"] * 2,
+    ]
 
 
 @pytest.mark.parametrize(

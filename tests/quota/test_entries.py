@@ -81,11 +81,17 @@ _LAST = 'service = "front"\nuser = "last"\nreads = 1'
     [
         ("limit = 5", "limit must be a list of tables, [[limit]], got 5; skipped"),
         ("limit = [5]", "limit 1: a limit must be a table, got 5; skipped"),
-        ('[[limits]]\nservice = "s"', "expected only [[limit]] tables, got 'limits'; skipped"),
+        ("limit = []\n[x]\na = 1", "expected only [[limit]] tables, got 'x'; skipped"),
     ],
 )
 def test_what_is_no_table_of_limits_is_told(text: str, fault: str) -> None:
     assert read_entries(text) == ([], [fault])
+
+
+def test_a_slip_in_the_one_word_that_counts_lifts_nothing() -> None:
+    with pytest.raises(ConfigError, match="expected \\[\\[limit\\]\\] tables, got only 'limits'"):
+        read_entries('[[limits]]\nservice = "s"')
+    assert read_entries("") == ([], [])
 
 
 def test_a_file_that_is_no_toml_is_refused_with_the_line() -> None:
@@ -99,6 +105,8 @@ def test_an_entry_checks_itself() -> None:
         Entry("s", "u", rates={"reads": math.inf})
     with pytest.raises(ValueError, match="reads must be a number from 0 to 1e\\+15, got 1000"):
         Entry("s", "u", rates={"reads": 10**400})
+    with pytest.raises(ValueError, match="at most 8 resources, got 9"):
+        Entry("s", "u", rates={f"r{number}": 1.0 for number in range(9)})
     with pytest.raises(ValueError, match="at least one resource"):
         Entry("s", "u")
     with pytest.raises(ValueError, match="must not be called .*: 'user'"):
@@ -110,7 +118,7 @@ _AMOUNTS = st.floats(0.0, 1e15)
 _RESOURCES = _NAMES.filter(lambda name: name not in ("service", "user", "burst_seconds"))
 
 
-@given(_NAMES, _NAMES, _AMOUNTS, st.dictionaries(_RESOURCES, _AMOUNTS, min_size=1))
+@given(_NAMES, _NAMES, _AMOUNTS, st.dictionaries(_RESOURCES, _AMOUNTS, min_size=1, max_size=8))
 def test_a_flat_table_means_the_entry_it_was_made_of(
     service: str, user: str, burst_seconds: float, rates: dict[str, float]
 ) -> None:

@@ -235,12 +235,87 @@ def test_any_name_is_one_user(host: Host, user: str) -> None:
     assert all(len(name.encode()) <= 160 for name in told)
 
 
-def test_a_user_has_a_bounded_number_of_resources(host: Host) -> None:
+def test_of_too_many_resources_those_that_fit_are_counted(host: Host) -> None:
+    shares = {"ann": {"resource-0": Share(5.0, 1.0)}}
+    quota = _quota(1000, shares, {"requests": 1.0}, 1000.0)
+    Reporter(host, ["c1"]).receive(1000.0, "c1", quota)
     for number in range(7):
         host.consume("front", "ann", {f"resource-{number}": 1.0})
-    with pytest.raises(ValueError, match="at most 7 resources on a node, got more for 'ann'"):
-        host.consume("front", "ann", {"one-more": 1.0})
+    with pytest.raises(ValueError, match="at most 8 resources on a node.* 'ann' .* 'one-more' was"):
+        host.consume("front", "ann", {"requests": 1.0, "one-more": 1.0})
     host.consume("front", "bob", {"one-more": 1.0})
+    host.clock.advance(1.0)  # type: ignore[attr-defined]
+    [(_, report)] = Reporter(host, ["c1"]).outgoing(host.now())
+    assert isinstance(report, Report)
+    assert len(report.lines["front"]["ann"]) == 8
+    assert report.lines["front"]["ann"]["requests"].consumed == 1.0
+
+
+def test_a_share_that_has_no_place_lets_nothing_pass(host: Host) -> None:
+    """Never unlimited: he has consumed of eight other resources, and has a limit in a ninth."""
+    reporter = Reporter(host, ["c1"])
+    reporter.receive(1000.0, "c1", _quota(1000, {}, {"resource-0": 9.0}, 1000.0))
+    for number in range(8):
+        host.consume("front", "ann", {f"resource-{number}": 1.0})
+    shares = {
+        "ann": {"ninth": Share(5.0, 1.0)},
+        "bob": {f"r{n}": Share(5.0, 1.0) for n in range(8)},
+    }
+    reporter.receive(1000.1, "c1", _quota(1000, shares, {"ninth": 1.0}, 1000.1))
+    assert not host.allows("front", "ann", {"ninth": 1.0})
+    for number in range(8):
+        passed = sum(host.allows("front", "bob", {f"r{number}": 1.0}) for _ in range(9))
+        assert passed == 5
+
+
+def test_a_quota_of_many_services_is_taken_for_those_that_are_served_here(host: Host) -> None:
+    reporter = Reporter(host, ["c1"])
+    newcomers = {"requests": 2.0}
+    services = {f"service-{n}": ServiceQuota({}, newcomers) for n in range(1000)}
+    services["front"] = ServiceQuota({"ann": {"requests": Share(3.0, 1.0)}}, newcomers)
+    quota = Quota("c1", 1, 1, 1000, 1000.0, 1, True, services)
+    reporter.receive(1000.0, "c1", quota)
+    assert sum(host.allows("front", "ann", {"requests": 1.0}) for _ in range(9)) == 3
+    assert sum(host.allows("front", "bob", {"requests": 1.0}) for _ in range(9)) == 2
+
+
+def test_a_central_that_never_answers_does_not_hold_up_the_others(shared: str) -> None:
+    clock = ManualClock(1000.0)
+    host = Host("n1", ["front"], shared=shared, clock=clock)
+    reporter = Reporter(host, ["live", "dead"])
+    amounts = dict.fromkeys("abc", 1.0)
+    for number in range(17_000):
+        host.consume("front", f"user-{number}", amounts)
+    told = []
+    for _ in range(40):
+        clock.advance(1.0)
+        now = clock.now()
+        for number in range(10):
+            host.consume("front", f"user-{number}", amounts)
+        reports = dict(reporter.outgoing(now + 0.2))
+        live = reports["live"]
+        assert isinstance(live, Report)
+        told.append(sum(map(len, live.lines.get("front", {}).values())))
+        reporter.receive(now + 0.3, "live", _ack(live, now + 0.3)._replace(central="live"))
+    assert sum(told) >= 17_000 * 3
+    assert told[15:] == [30] * 25
+    host.close()
+
+
+@pytest.mark.parametrize("user", ["~bob", "~", "~5000", "~3"])
+def test_a_name_with_a_tilde_is_a_name(host: Host, user: str) -> None:
+    reporter = Reporter(host, ["c1"])
+    reporter.receive(1000.0, "c1", _quota(1000, {user: {}}, {"requests": 1.0}, 1000.0))
+    assert all(host.allows("front", user, {"requests": 1.0}) for _ in range(100))
+
+
+def test_without_memory_nobody_new_passes_and_nothing_is_raised(tmp_path: Path) -> None:
+    host = Host("n1", shared=str(tmp_path / "memory"), max_users=10, fallback={"requests": 1.0})
+    for service in range(64):
+        for number in range(40):
+            host.allows(f"service-{service}", f"~{number}x", {"requests": 1.0})
+    assert len(host) <= 10 + 64 * 256
+    host.close()
 
 
 def test_the_memory_of_another_node_or_slot_is_not_taken_for_ours(shared: str) -> None:

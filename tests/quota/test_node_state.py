@@ -359,7 +359,7 @@ def test_bad_input_is_refused_and_changes_nothing(
         ({"slot_seconds": 0.0}, "slot_seconds must be"),
         ({"reservation_seconds": 0.0}, "reservation_seconds must be"),
         ({"max_users": 0}, "max_users must be from 1"),
-        ({"fallback": {}}, "fallback must name 1 to 7 resources"),
+        ({"fallback": {}}, "fallback must name 1 to 8 resources"),
         ({"fallback": {"reads": -1.0}}, "got -1.0 for 'reads'"),
     ],
 )

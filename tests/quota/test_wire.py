@@ -224,6 +224,15 @@ BAD_TEXTS = {
 }
 
 
+@pytest.mark.parametrize("value", [5, {}, "[", None, [], [1]])
+def test_what_stands_instead_of_a_line_is_written_nowhere(value: object) -> None:
+    """There is room for as many lines as there are brackets: here for fewer than are named."""
+    for number in range(500):
+        frame = _report({"front": {f"u{number}": {"r": value}}})
+        with pytest.raises(ProtocolError):
+            CentralWire(Ledger()).read(frame)
+
+
 @pytest.mark.parametrize("frame", BAD_TEXTS.values(), ids=BAD_TEXTS)
 def test_a_bad_text_frame_says_what_is_wrong(frame: str) -> None:
     with pytest.raises(ProtocolError) as raised:

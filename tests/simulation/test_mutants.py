@@ -100,9 +100,8 @@ MUTANTS = [
     Mutant(
         "a debt is forgotten",
         BOOK,
-        "self.buckets[usage.used[i].bucket].level -= usage.used[i].consumed",
-        "self.buckets[usage.used[i].bucket].level = "
-        "max(0.0, self.buckets[usage.used[i].bucket].level - usage.used[i].consumed)",
+        "bucket.level -= news.consumed",
+        "bucket.level = max(0.0, bucket.level - news.consumed)",
         "partition",
         TOO_MUCH_PROMISED,
     ),

@@ -6,13 +6,15 @@
         fleet.end()                       all traffic is over, all that lives has reported
 
 Times are seconds since the story began, on the wall clock; it begins with a slot. What was
-admitted is what the workers wrote down, in bins of 50 ms, not what anyone reported.
+admitted is what the workers wrote down, in bins of 50 ms, not what anyone reported. Processes end
+with the one that started them, whatever ends that.
 """
 
 import asyncio
 import contextlib
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -26,12 +28,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.system.quota_worker import BIN_SECONDS, Tally
+from headgate.demo import leash
+from tests.system.course import Course
+from tests.system.quota_worker import Tally
 
 ROOT = Path(__file__).parent.parent.parent
 MEMORY = Path("/dev/shm")
 PATIENCE = 30.0  # for a process to start or to end, on a busy machine
-PER_SECOND = round(1 / BIN_SECONDS)
 ALWAYS = ((0.0, math.inf),)
 FRONT = "front"
 
@@ -55,6 +58,12 @@ def wait_for(holds: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
+def on_a_leash(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of Python, for as long as this process lives."""
+    leashed = [sys.executable, "-SI", leash.__file__, str(os.getpid())]
+    return [*leashed, sys.executable, "-m", module, *arguments]
+
+
 class CentralProcess:
     """`headgate central` with limits in a TOML file; started again, it has the same port."""
 
@@ -76,7 +85,7 @@ class CentralProcess:
         command = ["central", "--listen", self._listen, "--limits", str(self._limits), *self._state]
         with open(self._folder / "central.log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headgate", *command],
+                on_a_leash("headgate", *command),
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -97,6 +106,11 @@ class CentralProcess:
     def get(self, path: str, **query: str) -> dict:
         with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}") as answer:
             return json.load(answer)
+
+    def heard(self) -> int:
+        """How many nodes have reported in this slot or the one before."""
+        nodes = self.get("/api/nodes")["nodes"]
+        return sum((one["last_slot"] or 0) >= math.floor(time.time()) - 1 for one in nodes)
 
     def recorded(self, user: str) -> float:
         """What was ever booked of the user's requests."""
@@ -131,7 +145,7 @@ class NodeProcesses:
             with open(self._folder / f"{self.name}.log", "ab") as log:
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "tests.system.quota_worker", json.dumps(plan)],
+                        on_a_leash("tests.system.quota_worker", json.dumps(plan)),
                         cwd=ROOT,
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
@@ -327,7 +341,7 @@ class Fleet:
 
     # What came of it
 
-    def course(self, user: str) -> "Course":
+    def course(self, user: str) -> Course:
         """All that was admitted and refused to a user, on all nodes."""
         tallies = [tally for node in self.nodes for tally in node.tallies]
         admitted, refused = (
@@ -338,54 +352,6 @@ class Fleet:
             for kind in (True, False)
         )
         return Course(user, admitted, refused)
-
-
-@dataclass(frozen=True, repr=False)
-class Course:
-    """How it went for a user: admitted and refused requests in each bin of the story."""
-
-    user: str
-    admitted: list[int]
-    refused: list[int]
-
-    def total(self, begin: float = 0.0, end: float = math.inf) -> int:
-        """Admitted from one second of the story to another."""
-        return sum(self.admitted[_bin(begin) : _bin(end)])
-
-    def demand(self, begin: float, end: float) -> int:
-        return self.total(begin, end) + sum(self.refused[_bin(begin) : _bin(end)])
-
-    def most(self, window: float, begin: float, end: float) -> int:
-        """The most that was admitted in any window of so many seconds."""
-        width = _bin(window)
-        return max(
-            sum(self.admitted[first : first + width])
-            for first in range(_bin(begin), _bin(end) - width + 1)
-        )
-
-    def over(self, window: float, limit: float, begin: float, end: float) -> float:
-        return self.most(window, begin, end) / (limit * window) - 1
-
-    def under(self, limit: float, begin: float, end: float) -> float:
-        wanted = min(self.demand(begin, end), limit * (end - begin))
-        return 1 - self.total(begin, end) / wanted
-
-    def seconds(self, begin: float = 0.0, end: float = math.inf) -> list[int]:
-        """Admitted in each second of the story, that is in each slot."""
-        last = max((i for i, n in enumerate(self.admitted) if n), default=0)
-        end = min(end, math.ceil((last + 1) * BIN_SECONDS))
-        return [self.total(second, second + 1) for second in range(int(begin), int(end))]
-
-    def __repr__(self) -> str:
-        refused = [
-            sum(self.refused[second * PER_SECOND : (second + 1) * PER_SECOND])
-            for second in range(len(self.seconds()))
-        ]
-        return f"{self.user}: admitted per second {self.seconds()}, refused {refused}"
-
-
-def _bin(seconds: float) -> int:
-    return round(min(seconds, 1e6) / BIN_SECONDS)
 
 
 def _of_one_worker(traffic: Traffic, workers: int) -> dict:
@@ -415,3 +381,17 @@ def begin_together(*fleets: Fleet) -> None:
         fleet.origin = origin
         for node in fleet.nodes:
             node.begin(origin)
+
+
+def when_heard(*fleets: Fleet) -> list[float]:
+    """Wait until the centrals hear all their nodes; the second of the story when each did."""
+    heard: dict[Fleet, float] = {}
+
+    def hear() -> bool:
+        for fleet in fleets:
+            if fleet not in heard and fleet.central.heard() == len(fleet.nodes):
+                heard[fleet] = fleet.now
+        return len(heard) == len(fleets)
+
+    wait_for(hear, "all nodes are heard again")
+    return [heard[fleet] for fleet in fleets]

@@ -115,6 +115,13 @@ class QuotaDemo:
         return self._fleet.central.pid
 
     @property
+    def has_lost_its_port(self) -> bool:
+        """The central cannot be started again, because another program listens there now."""
+        fleet = self._fleet
+        is_dead = fleet.central.pid is None and fleet.central.restarts > 0
+        return is_dead and "already in use" in fleet.said_by(fleet.central).rpartition("\n")[2]
+
+    @property
     def central_restarts(self) -> int:
         return self._fleet.central.restarts
 

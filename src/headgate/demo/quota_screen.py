@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "commands", "frame", "show", "summary"]
 
-_BEFORE_BARS, _AFTER_BARS = 16, 36  # columns
+_BEFORE_BARS, _AFTER_BARS = 16, 37  # columns
 _RECENT = 30  # seconds, for the verdict on the screen
 _USUAL_URL = "http://127.0.0.1:7411"
 _COLOURS = {"fresh": "green", "reused": "yellow", "safe": "yellow", "none": "red"}
@@ -55,6 +55,8 @@ def frame(demo: QuotaDemo, seconds: float | None, width: int, bars: str, headgat
 
 def _central(demo: QuotaDemo) -> str:
     status = demo.central
+    if demo.has_lost_its_port:
+        return f"central  [red]dead[/]; another program has taken {demo.url}: start the demo anew"
     if demo.central_pid is None:
         return "central  [red]dead[/]; it is started again in a moment, with the state it had"
     if not status.answers:
@@ -140,8 +142,8 @@ def command() -> str:
 def summary(demo: QuotaDemo) -> str:
     """The closing table, in Rich's markup."""
     lines = [
-        f"[dim]{'user':8}{'limit':7}{'asked':>8}{'admitted':>10}{'refused':>9}"
-        f"{'over':>10}{'goal':>7}{'under':>9}{'goal':>7}  held[/]"
+        f"[dim]{'user':8}{'limit':7}{'asked':>8}{'admitted':>9}{'refused':>8}"
+        f"{'over':>8}{'goal':>6}{'under':>8}{'goal':>6}  held[/]"
     ]
     for user in USERS:
         seconds = demo.record.seconds[user.name]
@@ -151,28 +153,28 @@ def summary(demo: QuotaDemo) -> str:
         limit = seconds[-1].limit if seconds else user.limit
         lines.append(
             f"{user.name:8}{_limit(limit):7}{sum(second.asked for second in seconds):8}"
-            f"{sum(second.admitted for second in seconds):10}"
-            f"{sum(second.refused for second in seconds):9}"
-            f"{_measured(over, 10)}{_measured(under, 9)}  {_verdict(checks)}"
+            f"{sum(second.admitted for second in seconds):9}"
+            f"{sum(second.refused for second in seconds):8}"
+            f"{_measured(over)}{_measured(under)}  {_verdict(checks)}"
         )
     return "\n".join(
         [
             *lines,
             "",
-            f"over and under are of the time after the first {WARM_UP} s, and parts of the limit:",
-            "the most beyond it in any second (hopper: over the run), and what was lost below it.",
+            f"over and under are parts of the limit, of the time after the first {WARM_UP} s: the",
+            "most beyond it in any second (hopper: over the run), and what was lost.",
             "What is counted, and what else to try: docs/demo.md",
         ]
     )
 
 
-def _measured(check: Check | None, width: int) -> str:
+def _measured(check: Check | None) -> str:
     if check is None:
-        return " " * (width + 7)
+        return " " * 14
     # Less than nothing is nothing: a burst that was saved up is no merit.
     measured = f"{max(check.measured, 0.0):.1%}".replace("%", " %")
     goal = f"{check.goal:.0%}".replace("%", " %")
-    return f"{measured:>{width}}{goal:>7}"
+    return f"{measured:>8}{goal:>6}"
 
 
 def show(demo: QuotaDemo, seconds: float | None, console: "Console", bars: str) -> None:

@@ -14,22 +14,24 @@ some on the way, so the application's side never sees what goes over the wire. A
 request costs nothing. All is booked when the request ends, also when the application fails or
 the client has gone; a long stream is booked at its end.
 
+A node that cannot count is no reason to turn anybody away: whatever it raises beside Throttled is
+logged, once a minute, and the request goes on.
+
 `add` finds the meter of the request that is running, in its task or thread; a function deep in
 the application needs no request object for it.
 """
 
 import contextvars
 import json
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
-from headgate.errors import HeadgateError
 from headgate.integrations.answers import PROBLEM, TITLE, Field, Refusal
 from headgate.integrations.keys import bounded, by_address, header_name
 from headgate.integrations.policy import as_string, whole_seconds
 from headgate.integrations.requests import Request
+from headgate.integrations.troubles import Troubles
 from headgate.quota import Node, Throttled
 
 __all__ = [
@@ -53,13 +55,21 @@ QuotaBody: TypeAlias = Callable[[Throttled], tuple[str, bytes]]
 
 _LONGEST = 200  # bytes of a name
 
-log = logging.getLogger("headgate.quota.node")
-
 
 class Meter:
     """What one request has cost so far. `up` and `down` are bytes of bodies."""
 
-    __slots__ = ("_added", "_consume", "_is_over", "_measured", "down", "service", "up", "user")
+    __slots__ = (
+        "_added",
+        "_consume",
+        "_is_over",
+        "_measured",
+        "_troubles",
+        "down",
+        "service",
+        "up",
+        "user",
+    )
 
     def __init__(
         self,
@@ -67,6 +77,7 @@ class Meter:
         service: str,
         user: str | None,
         measured: tuple[bool, bool, bool],
+        troubles: Troubles,
     ) -> None:
         self.service = service
         self.user = user
@@ -74,6 +85,7 @@ class Meter:
         self.down = 0
         self._consume = consume
         self._measured = measured
+        self._troubles = troubles
         self._added: dict[str, float] | None = None
         self._is_over = False
 
@@ -89,8 +101,7 @@ class Meter:
         if not 0.0 <= amount < math.inf:
             raise ValueError(f"amount must be finite and not below 0, got {amount!r}")
         if self._is_over:
-            if self.user is not None:
-                self._consume(self.service, self.user, {resource: amount})
+            self._book({resource: amount})
         elif self._added is None:
             self._added = {resource: amount}
         else:
@@ -101,8 +112,6 @@ class Meter:
         if self._is_over:
             return
         self._is_over = True
-        if self.user is None:
-            return
         has_requests, has_up, has_down = self._measured
         amounts: dict[str, float] = {"requests": 1.0} if has_requests else {}
         if has_up and self.up:
@@ -112,11 +121,15 @@ class Meter:
         if self._added is not None:
             for resource, amount in self._added.items():
                 amounts[resource] = amounts.get(resource, 0.0) + amount
+        self._book(amounts)
+
+    def _book(self, amounts: dict[str, float]) -> None:
+        if self.user is None:
+            return
         try:
             self._consume(self.service, self.user, amounts)
-        except (HeadgateError, ValueError):
-            # The answer is out already, and it is not the client's fault.
-            log.exception("a request of %r cannot be booked: %r", self.user, amounts)
+        except Exception as error:  # noqa: BLE001 (the answer is out already)
+            self._troubles.tell("a request cannot be booked", error)
 
     def __repr__(self) -> str:
         return f"Meter({self.service!r}, {self.user!r}, up={self.up}, down={self.down})"
@@ -172,8 +185,10 @@ class QuotaGate:
         self._expect = expect
         self._body = body or throttled_problem
         self._on_refusal = on_refusal
+        self._services = node.services
         self._throttle = node.throttle
         self._consume = node.consume
+        self._troubles = Troubles()
 
     def begin(self, request: Request) -> Meter:
         """The meter of a request that may begin; Throttled of one that may not."""
@@ -181,6 +196,12 @@ class QuotaGate:
         if service is None:
             assert self._find_service is not None
             service = self._find_service(request)
+            if service not in self._services:
+                # A host has room for few of them, and whoever asks may have chosen this one.
+                known = list(self._services)
+                wrong = ValueError(f"service must be one of {known}, got {service!r}")
+                self._troubles.tell("a request passes uncounted", wrong)
+                return Meter(self._consume, service, None, self._measured, self._troubles)
         user = self._find_user(request)
         if user is not None:
             if not (isinstance(user, str) and user.isascii() and 0 < len(user) <= _LONGEST):
@@ -192,7 +213,9 @@ class QuotaGate:
                 if self._on_refusal is not None:
                     self._on_refusal(request, throttled)
                 raise
-        return Meter(self._consume, service, user, self._measured)
+            except Exception as error:  # noqa: BLE001 (whatever it is, the service goes on)
+                self._troubles.tell("a request passes without a decision", error)
+        return Meter(self._consume, service, user, self._measured, self._troubles)
 
     def refusal(self, throttled: Throttled, method: str) -> Refusal:
         """The answer to a request that was refused. HEAD has no body, but its length."""

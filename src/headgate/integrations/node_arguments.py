@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to listen (default: 127.0.0.1:8000); port 0 takes any that is free",
     )
     parser.add_argument(
-        "--upstream", required=True, metavar="URL", help="the service: http://HOST:PORT"
+        "--upstream", required=True, metavar="URL", help="the service: http://HOST:PORT, or https"
     )
     parser.add_argument(
         "--central", required=True, action="append", metavar="URL", help="ws:// or http://, or TLS"

@@ -2,7 +2,8 @@
 
 With `--workers` above 1 this process only holds the socket and watches: each worker is a fork
 with its own event loop on the same socket, and all count in the host's shared memory. A worker
-that dies is replaced. SIGTERM (or Ctrl-C) lets the requests that are running end, for 30 s at most.
+that dies is replaced; when the parent dies, however it dies, they stop. SIGTERM (or Ctrl-C) lets
+the requests that are running end, for 30 s at most.
 
 It prints one line when it listens, on stdout; everything after that is logged to stderr. Exit
 code 0 after a clean stop, 1 when it could not start, 2 when it was asked wrongly.
@@ -66,8 +67,8 @@ def serve(arguments: argparse.Namespace) -> int:
             arguments.parser.error(str(error))
         app = QuotaASGIMiddleware(proxy, node, service=arguments.service, user=user)
 
-        def work() -> None:
-            asyncio.run(_serve(app, proxy, node, listener))
+        def work(parent: int | None = None) -> None:
+            asyncio.run(_serve(app, proxy, node, listener, parent))
 
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         sys.stdout.write(f"headgate node {node.node_id} listens on http://{where}\n")
@@ -130,8 +131,13 @@ def listen(text: str) -> socket.socket:
 
 
 async def _serve(
-    app: QuotaASGIMiddleware, proxy: Proxy, node: Node, listener: socket.socket
+    app: QuotaASGIMiddleware,
+    proxy: Proxy,
+    node: Node,
+    listener: socket.socket,
+    parent: int | None,
 ) -> None:
+    """Until a signal comes, or the pipe `parent` says that who holds its other end is no more."""
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
@@ -154,6 +160,15 @@ async def _serve(
     # had them, so that they do not end us before the node has said good-bye.
     for number in SIGNALS:
         signal.signal(number, stop)
+    if parent is not None:
+        loop = asyncio.get_running_loop()
+
+        def parent_is_gone() -> None:
+            loop.remove_reader(parent)
+            log.error("worker %d stops: its parent is gone", os.getpid())
+            server.should_exit = True
+
+        loop.add_reader(parent, parent_is_gone)
     async with node, proxy:
         await server.serve(sockets=[listener])
 
@@ -161,8 +176,10 @@ async def _serve(
 class _Workers:
     """Forks that serve, and a parent that waits for them."""
 
-    def __init__(self, work: Callable[[], None], count: int) -> None:
+    def __init__(self, work: Callable[[int], None], count: int) -> None:
         self._work = work
+        # Nothing is ever written: it ends when this process does, even by SIGKILL.
+        self._parent, self._alive = os.pipe()
         self._count = count
         self._started: dict[int, float] = {}  # by process id
         self._is_stopping = False
@@ -194,7 +211,8 @@ class _Workers:
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-                self._work()
+                os.close(self._alive)
+                self._work(self._parent)
                 code = 0
             except Exception:
                 log.exception("worker %d failed", os.getpid())

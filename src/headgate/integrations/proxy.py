@@ -262,10 +262,15 @@ def _body(piece: bytes, *, more: bool) -> Message:
 
 def _unfit(scope: Scope) -> tuple[HTTPStatus, str] | None:
     """Why a request is not passed on at all, if so."""
-    size = 0
+    size = hosts = 0
     for name, value in scope["headers"]:
         size += len(name) + len(value)
-        if name == b"upgrade":
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            kind = value.decode("latin-1")[:50]
+            return HTTPStatus.NOT_IMPLEMENTED, f"this proxy does not know the coding {kind!r}"
+        elif name == b"upgrade":
             kind = value.decode("latin-1")[:50]
             if kind.lower() not in ("h2c", ""):  # which one may ignore
                 return HTTPStatus.NOT_IMPLEMENTED, f"this proxy does not pass on {kind!r}"
@@ -275,6 +280,8 @@ def _unfit(scope: Scope) -> tuple[HTTPStatus, str] | None:
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
             f"header lines of {size} bytes are more than {most} KiB",
         )
+    if hosts > 1:  # whose word would count: ours, or the upstream's reading? (RFC 9112, 3.2)
+        return HTTPStatus.BAD_REQUEST, f"a request has one Host, not {hosts}"
     method = scope["method"]
     if method in ("CONNECT", "TRACE"):
         return HTTPStatus.NOT_IMPLEMENTED, f"this proxy does not pass on {method}"

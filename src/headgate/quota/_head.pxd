@@ -8,7 +8,7 @@ from headgate.limits.shared._memory cimport Memory
 from headgate.quota._user cimport Now, Terms
 
 cdef enum:
-    SERVICES = 16
+    SERVICES = 64             # no more than bits in a View
     RESOURCES = 256
     NAME = 208               # bytes that a name and its size take
     LONGEST_NAME = 200
@@ -82,5 +82,7 @@ cdef class Head:
     cdef int _add(self, object name, str what, char *names, uint64_t *count, int most, int longest) except -1
     cdef int resource(self, object name) except -1
     cdef str resource_name(self, int number)
-    cdef int read(self, double time, int service, Now *now) noexcept
+    cdef int read(self, double time, int service, Now *now, bint with_terms) noexcept
+    cdef int known_service(self, object name) except -2
+    cdef int resource_or_none(self, object name) except -2
     cdef void ask(self, int service, const char *user, uint32_t size) noexcept

@@ -31,7 +31,7 @@ from headgate.limits.shared.file import MAGIC, SharedFile, is_foreign
 __all__ = ["Head"]
 
 cdef enum:
-    VERSION = 3
+    VERSION = 4
     PATIENCE = 3  # looks at an ask that is half written, before it is given up
 
 
@@ -113,6 +113,31 @@ cdef class Head:
             self._resources[name] = found
         return found
 
+    cdef int known_service(self, object name) except -2:
+        """The number of a service that some process of this host has named; -1: none has."""
+        cdef uint64_t i
+        found = self._numbers.get(name)
+        if found is None and load(&self.memory.services) > <uint64_t> len(self._numbers):
+            for i in range(load(&self.memory.services)):
+                self._numbers[self.service_name(<int> i)] = <int> i
+            found = self._numbers.get(name)
+        return -1 if found is None else found
+
+    def add_service(self, name):
+        """Name a service that is served here."""
+        self.service(name)
+
+    def has_service(self, name):
+        """Whether some process of this host has named a service."""
+        return self.known_service(name) >= 0
+
+    cdef int resource_or_none(self, object name) except -2:
+        """The number of a resource; -1 when there is no room for one more name."""
+        try:
+            return self.resource(name)
+        except ValueError:
+            return -1
+
     cdef str resource_name(self, int number):
         if number == STARTS:
             return "requests"
@@ -147,14 +172,16 @@ cdef class Head:
             store(count, i + 1)
             return i
         finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked just now has it too
             os.close(descriptor)
 
     # What holds for everybody
 
-    cdef int read(self, double time, int service, Now *now) noexcept:
+    cdef int read(self, double time, int service, Now *now, bint with_terms) noexcept:
         """What holds at `time` for a service; all but the user's own fraction, the lease and fallback.
 
-        Returns whether newcomers of the service are known.
+        Returns whether newcomers of the service are known. What they have is read too if it is
+        asked for.
         """
         cdef uint64_t published
         cdef Base *base
@@ -183,7 +210,8 @@ cdef class Head:
             view = &base.views[now.slot > base.slot]
             now.whole = view.whole
             known = view.known >> service & 1
-            now.terms = &view.newcomers[service]
+            if with_terms:
+                now.terms = view.newcomers[service]
             after_reads()
             if load(&self.memory.published) == published:
                 break
@@ -214,8 +242,8 @@ cdef class Head:
             memset(view, 0, sizeof(View))
             view.whole = whole
             for name, shares in newcomers.items():
-                service = self.service(name)
-                if shares:
+                service = self.known_service(name)
+                if shares and service >= 0:  # of the others nobody here has a user
                     view.known |= <uint64_t> 1 << service
                     self.fill_terms(&view.newcomers[service], shares)
         before_writes()
@@ -224,11 +252,11 @@ cdef class Head:
     cdef int fill_terms(self, Terms *terms, shares) except -1:
         terms.count = 0
         for resource, share in shares.items():
-            if terms.count == MOST_CELLS - 1:  # one is for the beginnings
-                break
-            terms.resource[terms.count] = <uint8_t> self.resource(resource)
-            terms.share[terms.count] = share
-            terms.count += 1
+            number = self.resource_or_none(resource)
+            if terms.count < MOST_CELLS and number >= 0:
+                terms.resource[terms.count] = <uint8_t> number
+                terms.share[terms.count] = share
+                terms.count += 1
         return 0
 
     def base(self):
@@ -290,18 +318,23 @@ cdef class Head:
             self._next_ask = end - ASKS
         while self._next_ask < end:
             place = &self.memory.ring[self._next_ask % ASKS]
-            if load(&place.ticket) == self._next_ask + 1:
-                memcpy(&one, place, sizeof(Ask))
-                after_reads()
-                if load(&place.ticket) == self._next_ask + 1 and one.size <= LONGEST_USER:
-                    user = one.user[: one.size].decode("utf-8", "surrogatepass")
-                    asks.append((self.service_name(one.service), user))
-            elif load(&place.ticket) < self._next_ask + 1 and self._waits < PATIENCE:
+            if load(&place.ticket) < self._next_ask + 1 and self._waits < PATIENCE:
                 self._waits += 1
                 break
+            memcpy(&one, place, sizeof(Ask))
+            after_reads()
+            is_whole = one.ticket == load(&place.ticket) == self._next_ask + 1
             self._waits = 0
             self._next_ask += 1
+            if is_whole and one.size <= LONGEST_USER and one.service < load(&self.memory.services):
+                user = one.user[: one.size].decode("utf-8", "replace")
+                asks.append((self.service_name(one.service), user))
         return asks
+
+    @property
+    def asks_waiting(self):
+        """How many asks have come in since the last time."""
+        return min(load(&self.memory.asks) - self._next_ask, <uint64_t> ASKS)
 
 
 cdef str _name_at(char *names, uint64_t number):

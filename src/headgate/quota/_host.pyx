@@ -31,9 +31,9 @@ from libc.string cimport memcpy
 
 from headgate._time cimport monotonic, monotonic_coarse
 from headgate.limits.shared._chains cimport (
-    CLASSES, Chains, Key, LONGEST_CHAIN, Look, PAYLOAD, Record, TEXT, UNIT, class_of, key_in, payload_in,
+    BYTES, CLASSES, Chains, Key, LONGEST_CHAIN, Look, PAYLOAD, Record, TEXT, UNIT, class_of, key_in, payload_in,
 )
-from headgate.quota._head cimport LONGEST_USER, Head
+from headgate.quota._head cimport LONGEST_USER, SERVICES, Head
 from headgate.quota._report_book cimport Account, ReportBook, has_settled
 from headgate.quota._user cimport (
     CELL_WORDS, FALLBACK, FALLBACK_REQUESTS, FREE, FRESH, MOST_CELLS, NEWCOMER, REUSED, SAFE, STARTS,
@@ -90,6 +90,7 @@ cdef class Host:
     cdef readonly object clock
     cdef uint32_t _reservation_windows
     cdef Terms _fallback
+    cdef double _no_memory_until
     cdef object _read_clock
     cdef object __weakref__
 
@@ -120,16 +121,17 @@ cdef class Host:
         self.clock = SystemClock() if clock is None else clock
         self._read_clock = None if isinstance(self.clock, SystemClock) else clock.now
         checked = None if fallback is None else amounts_of("fallback", fallback)
-        if checked is not None and not 0 < len(checked) < MOST_CELLS:
-            raise ValueError(f"fallback must name 1 to {MOST_CELLS - 1} resources, or be None, got {fallback!r}")
+        if checked is not None and not 0 < len(checked) <= MOST_CELLS:
+            raise ValueError(f"fallback must name 1 to {MOST_CELLS} resources, or be None, got {fallback!r}")
         self.path = path_of(default_name(node_id) if shared is None else shared)
+        self._no_memory_until = -INFINITY
         now = self.now()
         wall = getattr(self.clock, "wall", self.clock.now)()
         self.head = Head(f"{self.path}-head", node_id, self.slot_seconds, now=now, wall=wall)
         self._chains = Chains(
             self.path,
             f"node {node_id} boot {self.head.boot}",
-            self.max_users + 4 * SPARES,
+            self.max_users + SERVICES * SPARES,
             USER_WORDS,
             CELL_WORDS,
             b"",
@@ -140,7 +142,7 @@ cdef class Host:
             usual_limits=MOST_CELLS,
         )
         for service in services:
-            self.head.service(service)
+            self.head.add_service(service)
         if checked is None:
             self._fallback.count = 1
             self._fallback.resource[0] = STARTS
@@ -174,7 +176,7 @@ cdef class Host:
 
     def allows(self, service, user, expect=None):
         """Whether a request may begin. If so, its expected cost is reserved until `consume`."""
-        return self._throttle(self._time(), service, user, expect) == PASSED
+        return self._try(self._time(), service, user, expect) == PASSED
 
     def throttle(self, service, user, expect=None):
         """As `allows`; raises `Throttled` if not."""
@@ -191,11 +193,18 @@ cdef class Host:
     def throttle_at(self, double time, service, user, expect=None):
         """A `Throttled`, or None: the request may begin."""
         cdef Now now
-        cdef int short = self._throttle(time, service, user, expect)
+        cdef int short = self._try(time, service, user, expect)
         if short == PASSED:
             return None
-        self.head.read(time, self.head.service(service), &now)
+        self.head.read(time, self.head.service(service), &now, False)
         return Throttled(service, user, self.head.resource_name(short), max(now.end - time, 0.0))
+
+    cdef int _try(self, double time, object service, object user, object expect) except -2:
+        """As `_throttle`; when there is no memory to count in, nobody new can pass."""
+        try:
+            return self._throttle(time, service, user, expect)
+        except TableFull:
+            return STARTS
 
     cdef int _throttle(self, double time, object service, object user, object expect) except -2:
         """The number of the resource that a request is short of, or PASSED."""
@@ -248,7 +257,7 @@ cdef class Host:
         cdef Costs costs
         cdef User *record = <User *> look.payload
         cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
-        cdef int count, number = self.head.service(service)
+        cdef int i, count, number = self.head.service(service)
         kept = key_of_user(user, number, &key)
         self._read_costs("amounts", amounts, &costs)
         while True:
@@ -256,10 +265,16 @@ cdef class Host:
             if record.state == FREE and not is_holding(record):
                 return 0
             count = look.limits
-            self._check_room(cells, count, &costs, user, amounts)
             settle(record, cells, &count, &costs)
             if self._put(&key, &look, count):
-                return 0
+                break
+        for i in range(costs.count):
+            if cell_of(cells, count, costs.resource[i]) == NULL:
+                raise ValueError(
+                    f"a user has at most {MOST_CELLS} resources on a node, and {user!r} has others: "
+                    f"{self.head.resource_name(costs.resource[i])!r} was not counted, of {amounts!r}"
+                )
+        return 0
 
     def offer_at(self, double time, service, user, amounts, count):
         """How many of `count` requests pass that come and end one after the other at `time`.
@@ -283,7 +298,6 @@ cdef class Host:
             if record.state == FREE:
                 return most
             cell_count = look.limits
-            self._check_room(cells, cell_count, &costs, user, amounts)
             admitted = 0
             asks = is_credit(record.state) and record.state != SAFE
             if not is_holding(record):
@@ -332,17 +346,6 @@ cdef class Host:
             costs.count += 1
         return 0
 
-    cdef int _check_room(self, Cell *cells, int count, Costs *costs, object user, object amounts) except -1:
-        cdef int i
-        for i in range(costs.count):
-            if cell_of(cells, count, costs.resource[i]) == NULL:
-                count += 1
-        if count > MOST_CELLS:
-            raise ValueError(
-                f"a user has at most {MOST_CELLS - 1} resources on a node, got more for {user!r} with {amounts!r}"
-            )
-        return 0
-
     # A user's record
 
     cdef object _find(self, double time, Key *key, Look *look, Now *now, object service, object kept):
@@ -351,30 +354,39 @@ cdef class Host:
         cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
         now.start = -1.0
         while True:
-            if not self.head.read(time, <int> key.generation, now):
-                now.terms = &self._fallback
+            self.head.read(time, <int> key.generation, now, False)
             self._chains.find(key, look)
+            if look.found >= 0 and record.generation == now.generation and record.window >= now.window:
+                return kept
+            if not self.head.read(time, <int> key.generation, now, True):
+                now.terms = self._fallback
             if look.found < 0:
-                if self._is_full(look) and not is_spare(key):
+                if key.kind != BYTES and self._is_full(time, look):
                     kept = self._spare(key)
                     continue
                 look.limits = 0
                 blank(record, now)
-            elif record.generation == now.generation and record.window >= now.window:
-                return kept
             now.lease = self.lease
             now.reservation_windows = self._reservation_windows
             if look_up(record, cells, &look.limits, now):
                 return kept
             now.start = fraction(self.node_id, service, name_of(key))
 
-    cdef bint _is_full(self, Look *look):
-        return self._chains.counters.count.word >= self.max_users or look.length >= LONGEST_CHAIN
+    cdef bint _is_full(self, double time, Look *look):
+        """Whether there is no room for one more user."""
+        return (
+            self._chains.counters.count.word >= self.max_users
+            or look.length >= LONGEST_CHAIN
+            or time < self._no_memory_until
+        )
 
     cdef object _spare(self, Key *key):
-        """The key of a record that those share who came too late."""
-        user = f"~{int(fraction(name_of(key)) * SPARES)}"
-        return key_of_user(user, key.generation, key)
+        """The key of a record that those share who came too late. No user has it."""
+        kept = f"~{int(fraction(name_of(key)) * SPARES)}".encode()
+        key.data = PyBytes_AS_STRING(kept)
+        key.size = <uint32_t> PyBytes_GET_SIZE(kept)
+        key.kind = BYTES
+        return kept
 
     cdef bint _put(self, Key *key, Look *look, int count) except -1:
         """Put a changed copy in the place of the record; False when another was faster."""
@@ -389,7 +401,10 @@ cdef class Host:
             return self._chains.change(look, <uint32_t> 1 << look.found, key, count, look.payload, size_class)
         size_class = self._chains.admit(size_class) if look.length < LONGEST_CHAIN else -1
         if size_class < 0:
-            raise TableFull(f"{self!r} has no memory left for {name_of(key)!r}")
+            if key.kind == BYTES:
+                raise TableFull(f"{self!r} has no memory left for {name_of(key)!r}")
+            self._no_memory_until = self._time() + 1.0  # he is one of many, until there is some again
+            return False
         if self._chains.change(look, 0, key, count, look.payload, size_class):
             return True
         self._chains.dismiss()
@@ -403,22 +418,39 @@ cdef class Host:
         A user without shares is free as long as the limits have this version. None instead of
         shares takes away what was said of the slot.
         """
+        cdef Key key
+        if not self.head.has_service(service):
+            return  # nobody here has a user of it
+        number = self.head.service(service)
         for user, shares in users.items():
-            self._put_shares(time, service, user, shares, slot, version)
+            kept = key_of_user(user, number, &key)
+            self._put_shares(time, service, &key, kept, shares, slot, version)
+            if is_name_of_spare(user):  # a user may be called so, and those who came too late are
+                key.kind = BYTES
+                if self._has(&key):
+                    self._put_shares(time, service, &key, kept, shares, slot, version)
+
+    cdef bint _has(self, Key *key) except -1:
+        cdef Look look
+        self._chains.find(key, &look)
+        return look.found >= 0
 
     cdef int _put_shares(
-        self, double time, object service, object user, object shares, long long slot, object version
+        self, double time, object service, Key *key, object kept, object shares, long long slot, object version
     ) except -1:
-        cdef Key key
         cdef Look look
         cdef Now now
         cdef User *record = <User *> look.payload
         cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
         cdef Cell *cell
-        cdef int i, place, count, number = self.head.service(service)
-        kept = key_of_user(user, number, &key)
+        cdef int i, place, count, number
         while True:
-            kept = self._find(time, &key, &look, &now, service, kept)
+            kept = self._find(time, key, &look, &now, service, kept)
+            if key.kind == BYTES and look.found < 0:
+                return 0  # there is no room for him, and he has not come
+            if look.found < 0:  # he is no newcomer
+                look.limits = 0
+                blank(record, &now)
             count = look.limits
             if shares is None:
                 for place in range(2):
@@ -426,7 +458,7 @@ cdef class Host:
                         record.quota_slot[place] = -1
             elif not shares:
                 # Users who are free leave room for those who have a limit.
-                if is_spare(&key) or (look.found < 0 and len(self) > <Py_ssize_t> self.max_users // 2):
+                if key.kind == BYTES or (look.found < 0 and len(self) > <Py_ssize_t> self.max_users // 2):
                     return 0
                 record.free_version = version
             else:
@@ -435,14 +467,22 @@ cdef class Host:
                 record.quota_slot[place] = slot
                 for i in range(count):
                     cells[i].amount[place] = -1.0
+                    cells[i].is_limited = 0
+                record.lacks_cell = 0
                 for resource, share in shares.items():
-                    cell = add_cell(cells, &count, self.head.resource(resource))
-                    if cell != NULL:
+                    number = self.head.resource_or_none(resource)
+                    cell = add_cell(cells, &count, number) if number >= 0 else NULL
+                    if cell == NULL:
+                        record.lacks_cell = 1
+                    else:
                         cell.amount[place] = <float> share[0]
                         cell.safe = <float> share[1]
             record.generation = now.generation - 1  # to be looked up anew
-            if self._put(&key, &look, count):
-                return 0
+            try:
+                if self._put(key, &look, count):
+                    return 0
+            except TableFull:
+                return 0  # he is one of those who share
 
     def forget(self, double time, service, user, uint32_t since):
         """Forget a user without a change since a window, if nothing is forgiven by it. Whether he is gone."""
@@ -496,7 +536,7 @@ cdef class Host:
                 record = self._chains.record(look.units[i])
                 # One who was looked at at the very end of a window may be noted late.
                 is_told[i] = (
-                    record.kind == TEXT
+                    (record.kind == TEXT or record.kind == BYTES)
                     and record.limits <= MOST_CELLS
                     and (<User *> payload_in(record)).changed + 2 >= since
                 )
@@ -584,8 +624,7 @@ cdef class Host:
             self._chains.see(bucket, &look)
             for i in range(look.length):
                 record = self._chains.record(look.units[i])
-                if not self.head.read(time, <int> record.generation, &now):
-                    now.terms = &self._fallback
+                self.head.read(time, <int> record.generation, &now, False)
                 now.lease = self.lease
                 user = (<User *> payload_in(record))[0]
                 counts = found.setdefault(self.head.service_name(<int> record.generation), {})
@@ -596,7 +635,7 @@ cdef class Host:
     def window(self, double time):
         """The slot that requests are counted in, which of the host's windows it is, its begin and end."""
         cdef Now now
-        self.head.read(time, 0, &now)
+        self.head.read(time, 0, &now, False)
         return now.slot, now.window, now.begin, now.end
 
     @property
@@ -665,8 +704,8 @@ cdef str name_of(Key *key):
     return key.data[: key.size].decode("utf-8", "surrogatepass")
 
 
-cdef bint is_spare(Key *key) noexcept:
-    return key.size > 0 and key.data[0] == c"~"
+cdef bint is_name_of_spare(str user):
+    return len(user) <= 4 and user[0] == "~" and user[1:].isdecimal()
 
 
 cdef dict amounts_of(str what, object amounts):

@@ -65,6 +65,7 @@ cdef class ReportBook:
     ) except -1
     cdef int mark(self, Account account) except -1
     cdef list _since(self, uint32_t sequence)
+    cdef uint32_t _nearest(self, uint32_t acknowledged, uint32_t sequence)
     cdef PackedLines _lines(self, list accounts, uint32_t since)
 
 cdef bint has_settled(Account account, uint32_t sequence) noexcept

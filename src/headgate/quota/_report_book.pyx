@@ -34,6 +34,7 @@ cdef enum:
     MOST_LINES = 50_000
     FEW_ENTRIES = 1024
     MOST_SLOTS = 1000
+    DEAF_REPORTS = 10
 
 
 cdef class Account:
@@ -184,7 +185,14 @@ cdef class ReportBook:
         cdef Account account
         cdef Total *total
         cdef int i
-        self._put_off(min(self._acknowledged.values()))
+        # One who has not answered for a while must not hold up what the others are told.
+        heard = [
+            acknowledged
+            for central, acknowledged in self._acknowledged.items()
+            if self._answered[central] + DEAF_REPORTS >= sequence
+        ]
+        least = min(heard or self._acknowledged.values())
+        self._put_off(least)
         for account in self._since(sequence - 1):
             for i in range(account.count):
                 total = &account.totals[i]
@@ -197,6 +205,8 @@ cdef class ReportBook:
         made = {}
         reports = []
         for central, acknowledged in self._acknowledged.items():
+            if acknowledged < least:
+                acknowledged = self._nearest(acknowledged, sequence)
             lines = made.get(acknowledged)
             if lines is None:
                 lines = made[acknowledged] = self._lines(self._since(acknowledged), acknowledged)
@@ -207,6 +217,19 @@ cdef class ReportBook:
         if len(self._slots) < MOST_SLOTS:  # those that come later are known by those before
             self._slots.append((sequence, slot))
         return reports
+
+    cdef uint32_t _nearest(self, uint32_t acknowledged, uint32_t sequence):
+        """What a report takes for granted to one who has not answered: too much, if the truth does
+        not fit. Then he says how far he is, or is told only what is new from now on."""
+        cdef Account account
+        cdef Py_ssize_t lines = 0
+        for account in reversed(self._changed):
+            if account.changed <= acknowledged:
+                return acknowledged
+            lines += account.count
+            if lines > MOST_LINES:
+                return sequence - 1
+        return acknowledged
 
     def _put_off(self, uint32_t since):
         """See to it that no report has too many lines."""

@@ -68,7 +68,8 @@ cdef struct User:
     uint8_t was_idle         # no request in the window before
     uint8_t was_refused      # in this window
     uint8_t lot_is_credit    # what `count` has reserved was taken from credit
-    uint8_t[3] _unused
+    uint8_t lacks_cell       # he has a share of a resource that there is no cell for: he gets nothing
+    uint8_t[2] _unused
 
 cdef struct Cell:
     double consumed          # since the record was made
@@ -113,7 +114,7 @@ cdef struct Now:
     uint32_t generation
     uint32_t reservation_windows
     bint is_told             # the terms are what newcomers have; else the node's fallback
-    Terms *terms
+    Terms terms              # set where they are asked for
 
 cdef struct Costs:
     # What a caller expects or reports: so many resources.
@@ -138,19 +139,40 @@ cdef inline Cell *cell_of(Cell *cells, int count, int resource) noexcept nogil:
     return NULL
 
 
+cdef inline Cell *idle_cell(Cell *cells, int count) noexcept nogil:
+    """A cell that nobody would miss: of the beginnings of requests, which are in no report, or one that
+    was a newcomer's and of which nothing was ever consumed."""
+    cdef int i
+    cdef Cell *cell
+    for i in range(count):
+        cell = &cells[i]
+        if not cell.is_limited and (
+            cell.resource == STARTS
+            or (
+                cell.amount[0] < 0.0 and cell.amount[1] < 0.0 and cell.consumed == 0.0 and cell.rejected == 0
+                and cell.requests == 0 and cell.held == 0.0 and cell.old_held == 0.0
+            )
+        ):
+            return cell
+    return NULL
+
+
 cdef inline Cell *add_cell(Cell *cells, int *count, int resource) noexcept nogil:
     """The cell of a resource, made when there is none; NULL when there are too many."""
     cdef Cell *cell = cell_of(cells, count[0], resource)
     if cell != NULL:
         return cell
-    if count[0] == MOST_CELLS:
-        return NULL
-    cell = &cells[count[0]]
+    if count[0] < MOST_CELLS:
+        cell = &cells[count[0]]
+        count[0] += 1
+    else:
+        cell = idle_cell(cells, count[0])
+        if cell == NULL:
+            return NULL
     memset(cell, 0, sizeof(Cell))
     cell.resource = <uint8_t> resource
     cell.amount[0] = cell.amount[1] = -1.0
     cell.mean = 1.0
-    count[0] += 1
     return cell
 
 
@@ -265,9 +287,12 @@ cdef inline bint look_up(User *user, Cell *cells, int *count, Now *now) noexcept
                 cell.is_limited = 1
                 cell.share = cell.safe if state == SAFE else cell.amount[quota]
     else:
+        user.lacks_cell = 0
         for i in range(now.terms.count):
             cell = add_cell(cells, count, now.terms.resource[i])
-            if cell != NULL:
+            if cell == NULL:
+                user.lacks_cell = 1
+            else:
                 cell.is_limited = 1
                 cell.share = <float> now.terms.share[i]
     if is_credit(state):
@@ -315,6 +340,8 @@ cdef inline int first_short(User *user, Cell *cells, int count, Costs *expect, N
     """The first cell that a request is short of, or -1."""
     cdef double part = part_by_now(user, now), cost
     cdef int i
+    if user.lacks_cell and count:
+        return 0
     for i in range(count):
         if cells[i].is_limited:
             cost = cost_of(&cells[i], expect)
@@ -450,6 +477,8 @@ cdef inline uint32_t admit_many(
     cdef uint32_t many
     cdef int i
     cdef Cell *cell
+    if user.lacks_cell:
+        return 0
     for i in range(count[0]):
         cell = &cells[i]
         if not cell.is_limited:

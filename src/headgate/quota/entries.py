@@ -26,12 +26,28 @@ from dataclasses import dataclass, field
 
 from headgate.errors import ConfigError
 
-__all__ = ["Entry", "entry_of", "read_entries", "read_tables", "table_of"]
+__all__ = ["Complaint", "Entry", "entry_of", "read_entries", "read_tables", "table_of"]
 
 _LONGEST_NAME = 200
 _LONGEST_SERVICE = 50
+_MOST_RESOURCES = 8  # a node has room for so many of a user
 _LARGEST = 1e15  # amounts up to here are exact to the unit
 _KEYS = ("service", "user", "burst_seconds")
+
+
+class Complaint(str):
+    """What is wrong with an entry that was skipped, and whose it is as far as that can be told."""
+
+    whose: tuple[str, str] | None = None
+
+    @classmethod
+    def about(cls, table: object, text: str) -> "Complaint":
+        complaint = cls(text)
+        if isinstance(table, Mapping):
+            service, user = table.get("service"), table.get("user")
+            if isinstance(service, str) and isinstance(user, str):
+                complaint.whose = service, user
+        return complaint
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,10 @@ class Entry:
         object.__setattr__(self, "burst_seconds", _amount("burst_seconds", self.burst_seconds))
         if not self.rates:
             raise ValueError("rates must name at least one resource, got none")
+        if len(self.rates) > _MOST_RESOURCES:
+            raise ValueError(
+                f"rates must name at most {_MOST_RESOURCES} resources, got {len(self.rates)}"
+            )
         rates = {}
         for resource, rate in self.rates.items():
             _name("a resource", resource, _LONGEST_NAME)
@@ -69,6 +89,9 @@ def read_entries(text: str) -> tuple[list[Entry], list[str]]:
         for key in document
         if key != "limit"
     ]
+    if document and "limit" not in document:
+        # A slip in the one word that counts must not lift every limit.
+        raise ConfigError(f"expected [[limit]] tables, got only {', '.join(map(repr, document))}")
     tables = document.get("limit", [])
     if not isinstance(tables, list):
         faults.append(f"limit must be a list of tables, [[limit]], got {tables!r}; skipped")
@@ -86,7 +109,8 @@ def read_tables(tables: Iterable[object]) -> tuple[list[Entry], list[str]]:
         try:
             entry = table if isinstance(table, Entry) else entry_of(table)
         except ValueError as error:
-            faults.append(f"limit {place}{_whose(table)}: {error}; skipped")
+            text = f"limit {place}{_whose(table)}: {error}; skipped"
+            faults.append(Complaint.about(table, text))
             continue
         earlier = first_place.setdefault((entry.service, entry.user), place)
         if earlier != place:

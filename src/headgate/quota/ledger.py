@@ -68,6 +68,7 @@ class _KnownNode:
     slot: int  # the highest it has reported
     seen: int  # the slot in which it was last heard of
     booked: int = 0  # classic: bit n is set when the report of slot `slot - n` is booked
+    booked_in: int = 0  # the slot of ours in which its last report was booked; 0: not known
 
 
 class _How(TypedDict):
@@ -225,11 +226,12 @@ class Ledger:
         is_known = known is not None and known.boot == report.boot
         is_reborn = known is not None and known.boot < report.boot
         if known is not None and is_known:
-            silent, known.seen = slot - known.seen, max(known.seen, slot)
+            known.seen = max(known.seen, slot)
             if report.sequence <= known.sequence or report.since > known.sequence:
                 return False
             # By its slots, which leap when a node hears of our clock; and not longer than it was
             # silent.
+            silent = slot - known.booked_in
             covered = max(1, min(min(report.slot, slot) - known.slot, silent + 1))
             known.sequence = report.sequence
         elif known is not None and not is_reborn:
@@ -248,6 +250,7 @@ class Ledger:
                 report.boot, report.sequence, reported, slot
             )
         known.slot = max(known.slot, reported)
+        known.booked_in = slot
         self._nodes.add(report.node, slot - MISSED_SLOTS if report.leaving else known.slot)
         self._note_reported(reported, report.node)
         how: _How = {
@@ -280,6 +283,11 @@ class Ledger:
             )
             if usage is not None:
                 self._guarded(name, service.consume, slot, usage)
+
+    def is_outlived(self, node: str, boot: int) -> bool:
+        """Whether a node has had a later life than this one: nothing more of it is booked."""
+        known = self._known.get(node)
+        return known is not None and known.boot > boot
 
     def booked(self, node: str, boot: int) -> int:
         """The sequence up to which a boot of a node is booked; 0: nothing is."""

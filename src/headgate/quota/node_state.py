@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headgate.limits.checks import whole
 from headgate.quota._host import Host
+from headgate.quota.protocol import Ack, Quota
 from headgate.quota.reporter import Reporter
 from headgate.quota.throttled import Throttled
 
@@ -49,6 +50,13 @@ class NodeState(Reporter):
                 clock=_Start(now, wall),
             )
             super().__init__(host, centrals, boot=whole("boot", boot, 0))
+
+    def receive(self, now: float, central: str, message: Ack | Quota) -> None:
+        """`message` has come from `central`. It serves whatever it hears of."""
+        if isinstance(message, Quota):
+            for service in message.services:
+                self._host.head.add_service(service)
+        super().receive(now, central, message)
 
     def throttle(
         self, now: float, service: str, user: str, expect: Mapping[str, float] | None = None

@@ -37,7 +37,7 @@ __all__ = ["NodeStatus", "Reporter"]
 _SPREAD = 0.1
 # A user who is free changes nothing; but as long as he comes, his record is freshened.
 _IDLE_WINDOWS = 120
-# Users at rest that are looked at after each report.
+# Users at rest that are looked at after each report, at least; of many, an eighth.
 _LOOKS = 256
 # A leader's clock that goes back by more slots than this is followed; else it is waited for.
 _MOST_HELD = 60
@@ -59,7 +59,7 @@ class NodeStatus:
     quota_age: int | None  # in slots: 0 is fresh
     users: dict[str, dict[str, int]]  # service, state (fresh, reused, safe, ...): how many
     unacknowledged: dict[str, int]  # lines that each central has still to book
-    asking: int  # users in the next Ask
+    asking: int  # asks that wait to be sent
 
 
 class Reporter:
@@ -235,6 +235,8 @@ class Reporter:
         is_kept = bool(hand) or self._hands.has(slot)
         version = _stamp(self._hands.version)
         for service, users in named.items():
+            if not self._head.has_service(service):
+                continue  # nobody here has a user of it
             in_hand = hand.get(service, {})
             shares: dict[str, Mapping[str, Share] | None] = {}
             for user in users:
@@ -326,7 +328,7 @@ class Reporter:
 
     def _forget(self, now: float) -> None:
         self._resting.update(dict.fromkeys(self._book.drop_idle()))
-        for account in list(islice(self._resting, _LOOKS)):
+        for account in list(islice(self._resting, max(_LOOKS, len(self._resting) // 8))):
             del self._resting[account]
             if self._book.is_waiting(account):
                 continue
@@ -365,7 +367,7 @@ class Reporter:
             unacknowledged={
                 central: self._book.unacknowledged(central) for central in self._centrals
             },
-            asking=int(self._host.has_asks),
+            asking=self._head.asks_waiting,
         )
 
     def slot_and_window(self, now: float) -> tuple[int, int]:

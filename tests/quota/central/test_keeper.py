@@ -99,6 +99,24 @@ def test_complaints_are_logged_and_kept(tmp_path: Path, caplog: pytest.LogCaptur
     assert complaint in caplog.text
 
 
+def test_a_slip_in_an_entry_that_was_good_lifts_no_limit(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    write(path, FILE)
+    keeper, _ = keeper_of(path)
+    keeper.begin()
+    new = '[[limit]]\nservice = "front"\nuser = "carl"\nrequests = "2"\n'
+    path.write_text(FILE.replace("= 5", '= "5"') + new)
+    keeper.refresh()
+    assert keeper.entries == [ANN]
+    ann, carl = keeper.complaints
+    assert ann.endswith("skipped: it stays as it was")
+    assert carl.endswith("skipped")
+    path.write_text(FILE.replace("= 5", "= 6"))
+    keeper.refresh()
+    assert [entry.rates for entry in keeper.entries] == [{"requests": 6.0}]
+    assert keeper.complaints == []
+
+
 def test_a_function_that_says_the_same_changes_nothing() -> None:
     asked = []
 

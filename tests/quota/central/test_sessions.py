@@ -156,6 +156,20 @@ def test_a_report_of_a_higher_epoch_makes_it_lead_in_one_above() -> None:
         assert get(central, "/api/status")["epoch"] == ahead + 1
 
 
+def test_a_life_that_is_over_is_not_told_anything() -> None:
+    """Two nodes of one name, or a worker that goes on in memory that was removed."""
+    with running() as central:
+        with V1Node(central) as node:
+            node.send(node.message(slot_of(central) - 1)._replace(boot=7))
+            node.read_until(lambda got: isinstance(got, Ack))
+        with V1Node(central) as older:
+            older.send(older.message(slot_of(central) - 1)._replace(boot=6))
+            code, reason = closed_with(older.socket)
+        assert code == 1008
+        assert reason.startswith("denied: node ")
+        assert "has begun anew since" in reason
+
+
 def test_an_epoch_without_end_is_refused() -> None:
     with running() as central, V1Node(central) as node:
         node.send(node.message(slot_of(central) - 1, epoch=int(time.time()) + 11 * 365 * 86_400))

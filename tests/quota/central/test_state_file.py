@@ -81,7 +81,7 @@ def test_a_file_of_other_slots_is_set_aside(written: Path) -> None:
 
 
 def test_a_path_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="must be a regular file"):
         StateFile(tmp_path).restore(Ledger(LIMITS))
     with pytest.raises(ConfigError, match="must be a folder"):
         StateFile(tmp_path / "no" / "where").restore(Ledger(LIMITS))
@@ -172,3 +172,12 @@ def test_a_torn_file_does_not_stop_the_start(tmp_path: Path) -> None:
     with running(state=path) as central, V1Node(central) as node:
         assert node.report(int(time.time() / 0.1) - 1).leads
     assert sorted(each.name.partition("-")[0] for each in tmp_path.iterdir()) == ["s", "s.torn"]
+
+
+def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "pipe"):
+        if not path.exists():
+            os.mkfifo(path)
+        with pytest.raises(ConfigError, match="must be a regular file"):
+            StateFile(path).restore(Ledger())
+        assert path.exists()

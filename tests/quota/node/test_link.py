@@ -4,11 +4,12 @@ import asyncio
 import http
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from headgate.quota import CentralState, Ledger
@@ -34,7 +35,8 @@ class Peer:
         async def handle(connection: ServerConnection) -> None:
             assert connection.request is not None
             self.headers.append(connection.request.headers)
-            await (talk or self.listen)(connection)
+            with suppress(ConnectionClosed):
+                await (talk or self.listen)(connection)
             await connection.wait_closed()
             self.closed.append((connection.close_code, connection.close_reason))
 
@@ -72,7 +74,7 @@ def make_link(
         LinkOptions(token, 1.0, None),
         now=lambda: 100.0,
         receive=lambda _, message: None if heard is None else heard.append(message),
-        backoff=Backoff(**{"shortest": 0.001, "longest": 0.02} | backoff),
+        backoff=Backoff(**{"shortest": 0.001, "longest": 0.02, "refused": 0.02} | backoff),
     )
 
 
@@ -163,9 +165,9 @@ def test_it_comes_back_when_the_central_does(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("code", "reason", "wait", "level"),
     [
-        (1008, "denied: wrong token", "longest", logging.ERROR),
-        (4001, "replaced: another connection of node n", "longest", logging.ERROR),
-        (1007, "bad frame: no", "longest", logging.ERROR),
+        (1008, "denied: wrong token", "refused", logging.ERROR),
+        (4001, "replaced: another connection of node n", "refused", logging.ERROR),
+        (1007, "bad frame: no", "refused", logging.ERROR),
         (1013, "overloaded: too many connections", "shortest", logging.WARNING),
         (1001, "stopping", "shortest", logging.WARNING),
     ],
@@ -182,11 +184,10 @@ def test_how_soon_it_tries_again_depends_on_what_it_was_told(
         await connection.close(code, reason)
 
     async def story() -> None:
-        waits = {"shortest": 0.001, "longest": 60.0}
-        other = "longest" if wait == "shortest" else "shortest"
-        waits[other] = waits[wait]  # so that three tries take no time, if it waits as expected
-        if wait == "longest":
-            waits = {"shortest": 60.0, "longest": 0.001}
+        # Three tries take no time, if it waits as expected.
+        waits = {"shortest": 60.0, "longest": 60.0, "refused": 60.0} | {wait: 0.001}
+        if wait == "shortest":
+            waits["longest"] = 0.001
         async with peer.listening(refuse) as url, running(make_link(url, **waits)) as link:
             await until(lambda: link.standing.failures >= 3)
             assert link.standing.last_error is not None
@@ -255,5 +256,38 @@ def test_a_redirect_is_not_followed_with_our_token(peer: Peer) -> None:
                 await until(lambda: link.standing.failures >= 2)
                 assert "302" in str(link.standing.last_error)
         assert elsewhere.headers == []
+
+    asyncio.run(story())
+
+
+def test_what_fails_in_the_receiver_is_told_and_tried_again(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        heard: list[Ack | Quota] = []
+
+        def receive(central: str, message: Ack | Quota) -> None:
+            heard.append(message)
+            if len(heard) <= 2:
+                raise ValueError("a host has at most 16 names of a service")
+
+        link = Link(
+            "",
+            LinkOptions(None, 1.0, None),
+            now=lambda: 100.0,
+            receive=receive,
+            backoff=Backoff(shortest=0.001, longest=0.02),
+        )
+        async with peer.listening(peer.lead) as link.central, running(link):
+            for sequence in (1, 2):
+                link.send(report(sequence))
+                await until(lambda done=sequence: link.standing.failures == done)
+                assert "16 names" in str(link.standing.last_error)
+            link.send(report(3))
+            await until(lambda: len(heard) == 4)
+            assert link.standing.is_connected
+        told = [one for one in caplog.records if one.levelno >= logging.WARNING]
+        assert [(one.levelno, one.exc_info is None) for one in told] == [(logging.ERROR, False)]
+        assert peer.closed[0] == (1011, "the node cannot make use of it")
 
     asyncio.run(story())

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ MakeNode = Callable[..., Node]
 
 REPORT = """
 import sys
+import threading
 from headgate import Node
 node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
 node.start()
@@ -283,3 +285,26 @@ def test_what_makes_no_sense_is_refused(
     usual["shared"] = str(tmp_path / "memory")
     with pytest.raises(error, match=message):
         Node(**usual | options)
+
+
+def test_a_node_that_many_threads_start_has_one_thread_of_its_own(tmp_path: Path) -> None:
+    def reporting() -> int:
+        return sum(thread.name == "headgate-node" for thread in threading.enumerate())
+
+    for _ in range(10):
+        shared = str(tmp_path / "memory")
+        node = Node("ws://127.0.0.1:9", node_id="web", services=["front"], shared=shared)
+        together = threading.Barrier(8)
+
+        def start(node: Node = node, together: threading.Barrier = together) -> None:
+            together.wait()
+            node.start()
+
+        threads = [threading.Thread(target=start) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert reporting() == 1
+        node.close()
+        assert reporting() == 0

@@ -51,13 +51,15 @@ def test_what_is_no_central_is_refused_by_name(given: object) -> None:
 def test_a_url_must_be_text() -> None:
     with pytest.raises(TypeError, match=r"got 7411"):
         central_urls([7411])
+    with pytest.raises(TypeError, match=r"centrals must be a URL or several, got 7411"):
+        central_urls(7411)  # type: ignore[arg-type]
 
 
 def test_waits_double_to_the_longest_and_begin_anew_after_a_minute_of_health() -> None:
     backoff = Backoff(chance=lambda: 1.0)
     waits = [backoff.failed() for _ in range(8)]
-    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
-    assert backoff.failed(lasted=59.0) == 5.0
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0])
+    assert backoff.failed(lasted=59.0) == 2.0
     assert backoff.failed(lasted=60.0) == 0.1
     assert backoff.failed() == 0.2
 
@@ -65,7 +67,7 @@ def test_waits_double_to_the_longest_and_begin_anew_after_a_minute_of_health() -
 def test_a_refusal_waits_the_longest_at_once() -> None:
     backoff = Backoff(chance=lambda: 1.0)
     assert backoff.failed(is_refused=True) == 5.0
-    assert backoff.failed() == 5.0
+    assert backoff.failed() == 2.0
 
 
 def test_waits_are_spread_over_their_second_half() -> None:

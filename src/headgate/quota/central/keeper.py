@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from headgate.errors import ConfigError, HeadgateError
 from headgate.quota.central.apart import apart
 from headgate.quota.central.change import Change, Known, Put, Remove, Replace
-from headgate.quota.entries import Entry, read_tables
+from headgate.quota.entries import Complaint, Entry, read_tables, table_of
 from headgate.quota.ledger import Ledger
 from headgate.quota.sources import LimitsSource, TellsChanges
 
@@ -141,6 +141,8 @@ class LimitsKeeper:
             loaded, complaints = self.source.load()
             entries, doubles = read_tables(loaded)
             before = None if self._newest is None else self._newest.known
+            if before is not None:
+                entries, complaints = _with_last_good(entries, complaints, before[0])
             table = self._ledger.prepare(entries, None if before is None else before[1])
             known = entries, table
             return self._reading(stamp, known, complaints=complaints + doubles)
@@ -247,3 +249,25 @@ class LimitsKeeper:
         if reading is not None:
             self.apply(reading)
         return done
+
+
+def _with_last_good(
+    entries: list[Entry], complaints: list[str], before: Iterable[Entry]
+) -> tuple[list[Entry], list[str]]:
+    """An entry that is bad now stays what it was: a slip in it must not lift the limit."""
+    bad = {
+        complaint.whose: place
+        for place, complaint in enumerate(complaints)
+        if isinstance(complaint, Complaint) and complaint.whose is not None
+    }
+    if not bad:
+        return entries, complaints
+    good = {(entry.service, entry.user) for entry in entries}
+    told = list(complaints)
+    kept = list(entries)
+    for entry in before:
+        place = bad.get((entry.service, entry.user))
+        if place is not None and (entry.service, entry.user) not in good:
+            kept.append(entry)
+            told[place] = Complaint.about(table_of(entry), f"{told[place]}: it stays as it was")
+    return kept, told

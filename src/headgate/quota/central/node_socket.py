@@ -53,6 +53,7 @@ _WRITE_BUFFER_BYTES = 1 << 18
 _MOST_FRAGMENTS = 4096
 # Text is read in one go, and it is the objects and lists in it that cost: so many take 0.1 s.
 _MOST_BRACKETS = 250_000
+_MOST_COMMAS = 1_000_000  # numbers and names cost less, but not nothing
 _LINGER_SECONDS = 2.0
 _PING_AFTER_SECONDS = 15.0
 _LOST_AFTER_SECONDS = 40.0
@@ -282,6 +283,11 @@ class NodeSocket(asyncio.Protocol):
             brackets = data.count(b"{") + data.count(b"[")
             if brackets > _MOST_BRACKETS:
                 why = f"text must have at most {_MOST_BRACKETS} objects and lists, got {brackets}"
+                self.close(Refusal.too_big(why))
+                return
+            commas = data.count(b",")
+            if commas > _MOST_COMMAS:
+                why = f"text must have at most {_MOST_COMMAS} values, got {commas + 1}"
                 self.close(Refusal.too_big(why))
                 return
             try:

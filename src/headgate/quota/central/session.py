@@ -30,6 +30,8 @@ class Exchange(Protocol):
 
     def take(self, now: float, message: Report | Ask) -> None: ...
 
+    def is_outlived(self, message: Report | Ask) -> bool: ...
+
     def leave(self, session: "NodeSession", socket: NodeSocket) -> None: ...
 
 
@@ -49,6 +51,10 @@ class NodeSession:
         now = self._exchange.now()
         try:
             message = self._wire.read(frame)
+            if self._exchange.is_outlived(message):
+                return Refusal.denied(
+                    f"node {message.node} has begun anew since: are there two of that name?"
+                )
             self._identify(message)
             self._exchange.take(now, message)
         except ProtocolError as error:

@@ -49,6 +49,8 @@ class StateFile:
 
     def restore(self, ledger: Ledger) -> int:
         """Bring a new ledger up to the file. The epoch that stands in it; 0: none."""
+        if self.path.exists() and not self.path.is_file():
+            raise ConfigError(f"the state file {self.path} must be a regular file, and is none")
         self._remove_leftovers()
         try:
             raw = self.path.read_bytes()

@@ -155,6 +155,10 @@ class Switchboard:
             self._lead_beyond(now, message)
         self.deliver(self.state.receive(now, message))
 
+    def is_outlived(self, message: Report | Ask) -> bool:
+        """Whether it comes from a life of its node that is over: nothing of it is booked."""
+        return self.state.ledger.is_outlived(message.node, message.boot)
+
     def _lead_beyond(self, now: float, report: Report) -> None:
         if not self.state.leads:
             return

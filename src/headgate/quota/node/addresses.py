@@ -10,6 +10,8 @@ _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 def central_urls(centrals: str | Iterable[str]) -> tuple[str, ...]:
     """One URL or several, each checked, http as ws. They are the centrals' names, too."""
+    if not isinstance(centrals, Iterable):
+        raise TypeError(f"centrals must be a URL or several, got {centrals!r}")
     listed = [centrals] if isinstance(centrals, str) else list(centrals)
     urls = tuple(dict.fromkeys(_url(text) for text in listed))
     if not urls:

@@ -11,7 +11,8 @@ not read, costs no memory and holds up nobody.
 A cut cable is noticed by pings that are not answered. What the central says at the end decides
 how soon to try again: a refusal that no try will change (denied, replaced by another process of
 the same name, a frame it cannot read) waits the longest, at once; "overloaded" and all else
-doubles. Each kind of failure is logged once, until a connection holds.
+doubles. So does whatever fails in here, or in `receive`: a link goes on until it is cancelled.
+Each kind of failure is logged once, until a connection holds.
 """
 
 import asyncio
@@ -46,6 +47,7 @@ CLOSE_TIMEOUT = 1.0
 MOST_ASKS = 64
 
 DENIED, BAD_FRAME, TOO_BIG, REPLACED = 1008, 1007, 1009, 4001
+FAILED = 1011
 FOR_GOOD = (DENIED, BAD_FRAME, TOO_BIG, REPLACED)
 
 _BOUNDS = Bounds()
@@ -111,6 +113,7 @@ class Link:
         while True:
             began = loop.time()
             is_refused = False
+            fault: Exception | None = None
             self.standing.connected_at = None
             try:
                 await self._connection()
@@ -119,6 +122,9 @@ class Link:
                 problem, is_refused = str(refused), True
             except (OSError, WebSocketException, ProtocolError) as error:
                 problem = f"{type(error).__name__}: {error}"
+            except Exception as error:  # noqa: BLE001 (a fault of ours: told below, with its trace)
+                # Without its link the node would never report again.
+                problem, fault = f"{type(error).__name__}: {error}", error
             was_connected = self.standing.connected_at is not None
             lasted = loop.time() - began if was_connected else 0.0
             self.standing.failed(problem)
@@ -126,8 +132,8 @@ class Link:
                 self._told = None
             if problem != self._told:
                 self._told = problem
-                level = logging.ERROR if is_refused else logging.WARNING
-                log.log(level, "central %s: %s", self.central, problem)
+                level = logging.ERROR if is_refused or fault else logging.WARNING
+                log.log(level, "central %s: %s", self.central, problem, exc_info=fault)
             await asyncio.sleep(self._backoff.failed(lasted=lasted, is_refused=is_refused))
 
     async def _connection(self) -> None:
@@ -183,6 +189,9 @@ class Link:
                     raise _Refused(f"{problem} (code {said.code})") from None
                 raise ConnectionError(f"{problem} (code {said.code})") from None
             raise
+        except Exception:
+            await connection.close(FAILED, "the node cannot make use of it")
+            raise
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
@@ -207,7 +216,7 @@ class Link:
             pass  # who receives is told why
         except Exception:
             log.exception("central %s: a message cannot be sent", self.central)
-            await connection.close(1011, "a message cannot be sent")
+            await connection.close(FAILED, "a message cannot be sent")
 
     async def _write(
         self, connection: ClientConnection, wire: NodeWire, message: Report | Ask

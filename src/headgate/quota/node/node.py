@@ -22,6 +22,7 @@ import asyncio
 import logging
 import os
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -99,7 +100,9 @@ class Node:
         if token is not None and not _TOKEN.fullmatch(token):
             raise ValueError("token must be 1 to 500 printable ASCII characters without spaces")
         self._token = token
-        self._slot_seconds = positive("slot_seconds", slot_seconds)
+        if not 0.1 <= positive("slot_seconds", slot_seconds) <= 3600.0:
+            raise ValueError(f"slot_seconds must be from 0.1 to 3600, got {slot_seconds!r}")
+        self._slot_seconds = slot_seconds
         self._tls = _tls(self.centrals, ca_file)
         self._host = Host(
             node_id,
@@ -115,28 +118,27 @@ class Node:
         self._reporting: Reporting | None = None
         self._abandoned: list[Reporting] = []  # the parent's, which must not be collected
         self._is_closed = False
-        self._follows_forks = False
+        self._changing = threading.Lock()  # held by who starts or closes
+        os.register_at_fork(after_in_child=_start_in_child(weakref.ref(self)))
 
     def start(self) -> None:
         """Begin to talk to the centrals, in the background; again, it does nothing."""
-        if self._is_closed:
-            raise RuntimeError(f"node {self.node_id!r} is closed: make a new one")
-        if self._reporting is not None:
-            return
         # websockets is an extra: programs that limit without centrals do without it.
         from headgate.quota.node.link import LinkOptions
         from headgate.quota.node.reporting import Reporting
 
-        options = LinkOptions(self._token, self._slot_seconds, self._tls)
-        self._reporting = Reporting(self._host, self.node_id, self.centrals, options)
-        if not self._follows_forks:
-            self._follows_forks = True
-            os.register_at_fork(after_in_child=_start_in_child(weakref.ref(self)))
+        with self._changing:
+            if self._is_closed:
+                raise RuntimeError(f"node {self.node_id!r} is closed: make a new one")
+            if self._reporting is None:
+                options = LinkOptions(self._token, self._slot_seconds, self._tls)
+                self._reporting = Reporting(self._host, self.node_id, self.centrals, options)
 
     def close(self) -> None:
         """End the thread and let go of the memory. The last worker says that the node leaves."""
-        self._is_closed = True
-        reporting, self._reporting = self._reporting, None
+        with self._changing:
+            self._is_closed = True
+            reporting, self._reporting = self._reporting, None
         if reporting is not None:
             reporting.stop()
         self._host.close()
@@ -156,6 +158,7 @@ class Node:
         return prometheus_text(self.status())
 
     def _after_fork(self) -> None:
+        self._changing = threading.Lock()  # a thread that is not here may have held the other
         reporting, self._reporting = self._reporting, None
         if reporting is None:
             return

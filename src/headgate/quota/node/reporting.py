@@ -162,6 +162,10 @@ class Reporting:
         self._reporter, self._links, self._times = reporter, links, times
         try:
             while not self._stopping.is_set():
+                for task in running:
+                    if task.done():
+                        task.result()  # raises why
+                        raise RuntimeError("a link has ended by itself")
                 now = host.now()
                 if host.has_asks or now >= reporter.due(now):
                     for central, message in reporter.outgoing(now):

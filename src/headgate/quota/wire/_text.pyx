@@ -204,7 +204,6 @@ cdef class TextEntries:
             name_at = text.here
             is_plain = _skip_string(text, "a resource")
             size = text.here - name_at - 2
-            line = &packed.lines[packed.count]
             entry += 1
             if is_plain and entry < dictionary.count and dictionary.found[entry].service == service_number:
                 expected = <tuple> dictionary.names[entry]
@@ -228,9 +227,10 @@ cdef class TextEntries:
                     dictionary.add(service, user, resource)
                     service_number = dictionary.service_numbers[service]
                 entry = number
-            line.entry = <int> entry
             _expect(text, 58, "a colon")
             _expect(text, 91, "a line: [consumed, rejected, requests, settled, held]")
+            line = &packed.lines[packed.count]  # there is room for as many as there are brackets
+            line.entry = <int> entry
             line.consumed = _real(text)
             _expect(text, 44, "a comma")
             line.rejected = _whole(text)

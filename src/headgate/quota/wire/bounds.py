@@ -1,7 +1,7 @@
 """What a frame may hold at most. Bytes from a network are held to these before they cost anything.
 
-The defaults are wide enough for a node with a hundred thousand users, and as many who have just gone. Both ends must agree on
-them only where a frame is larger than the other end takes.
+The defaults are wide enough for a node with a hundred thousand users, and as many who have just
+gone. Both ends must agree on them only where a frame is larger than the other end takes.
 """
 
 from typing import NamedTuple

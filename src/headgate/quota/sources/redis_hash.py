@@ -108,8 +108,7 @@ class RedisHash:
         try:
             return self._pool.call(*words, key=self._hash.encode())
         except HeadgateError as error:
-            kind = Unavailable if isinstance(error, Unavailable) else ConfigError
-            raise kind(f"the limits at {self.name} cannot be reached: {error}") from None
+            raise Unavailable(f"the limits at {self.name} cannot be reached: {error}") from None
 
     def close(self) -> None:
         self._pool.close()

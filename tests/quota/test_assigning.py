@@ -140,3 +140,24 @@ def test_a_central_ticks_in_parts_and_is_due_at_once_until_it_has_told_all() -> 
     assert ticks > 2
     assert told[-1][1].time > told[0][1].time
     assert all(quota.slot == START + 1 and quota.whole for _, quota in told)
+
+
+def test_an_assignment_that_breaks_off_is_not_the_end_of_all() -> None:
+    """Not an error of the rule, which is caught, but what may come at any instruction."""
+    breaks = [KeyboardInterrupt]
+
+    def rule(*_: object) -> list[float]:
+        if breaks:
+            raise breaks.pop()
+        return [40.0]
+
+    ledger = Ledger([Entry("front", "*", rates={"requests": 100.0})], assignment=rule)
+    line = Line(10.0, 0, 10, 0.0, 0.0)
+    ledger.book(
+        START, Report("n", 1, 1, 1, 0, START - 1, 0.5, {"front": {"ann": {"requests": line}}})
+    )
+    with pytest.raises(KeyboardInterrupt):
+        ledger.assign(START)
+    ledger.assign(START + 1)
+    assert ledger.errors == {}
+    assert ledger.quota(START + 1, "n")["front"].users["ann"]["requests"].amount == 40.0

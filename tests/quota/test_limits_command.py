@@ -115,20 +115,27 @@ def guarded(central: StandIn) -> Starlette:
     return central.app
 
 
+def token_file(folder: Path, text: str) -> Path:
+    path = folder / "tokens.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
 @pytest.mark.parametrize(
     "text",
     [
         f"{TOKEN}\n",
         f"# for the API\n{TOKEN}",
-        f'node = "other"\nadmin = "{TOKEN}"\n',
+        f'node = "another-one"\nadmin = "{TOKEN}"\n',
         f'admin = "{TOKEN}"',
     ],
 )
 def test_a_token_comes_from_a_file(
     central: StandIn, serve: Serve, tmp_path: Path, text: str
 ) -> None:
-    (tmp_path / "token").write_text(text)
-    url = ["--url", serve(guarded(central)), "--token-file", str(tmp_path / "token")]
+    token_file(tmp_path, text)
+    url = ["--url", serve(guarded(central)), "--token-file", str(tmp_path / "tokens.toml")]
     assert main(["limits", "list", *url]) == 0
 
 
@@ -145,15 +152,33 @@ def test_a_token_comes_from_the_environment(
     assert main(["limits", "list", *url]) == 0
 
 
-@pytest.mark.parametrize("text", ["", 'node = "secret"', "secret one\nsecret two", "admin = 5"])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is empty"),
+        ('node = "secret node"', "printable ASCII without spaces"),
+        ('node = "secret-node"', 'must have admin = "TOKEN", or one line with the token'),
+        ("secret one\nsecret two", "neither one line nor TOML"),
+        ("admin = 5", "admin must be text, got int"),
+    ],
+)
 def test_a_token_file_without_a_token_is_told_without_the_secret(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
 ) -> None:
-    (tmp_path / "token").write_text(text)
-    assert main(["limits", "list", "--token-file", str(tmp_path / "token")]) == 1
+    path = token_file(tmp_path, text)
+    assert main(["limits", "list", "--token-file", str(path)]) == 1
     told = capsys.readouterr().err
-    assert 'must have admin = "TOKEN", or one line with the token' in told
+    assert why in told
     assert "secret" not in told
+
+
+def test_a_token_file_that_others_may_read_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = token_file(tmp_path, TOKEN)
+    path.chmod(0o644)
+    assert main(["limits", "list", "--token-file", str(path)]) == 1
+    assert "chmod 600" in capsys.readouterr().err
 
 
 def test_a_central_that_is_not_there_is_told_in_one_line(

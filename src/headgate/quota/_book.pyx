@@ -487,10 +487,14 @@ cdef class Book:
             self._begin_outs(slot, anew=True)
         elif slot != self.begun:
             raise RuntimeError(f"the assignment of slot {self.begun} is going on, got {slot}")
-        if self.phase == ASSIGNING and not self._assign_buckets(cells):
-            return False
-        if not self._tidy_buckets(cells):
-            return False
+        try:
+            if self.phase == ASSIGNING and not self._assign_buckets(cells):
+                return False
+            if not self._tidy_buckets(cells):
+                return False
+        except BaseException:
+            self.phase = AT_REST  # want of memory, say: this slot is lost, the next one is not
+            raise
         self.phase = AT_REST
         if self.rule_error is not None:
             raise self.rule_error

@@ -8,12 +8,11 @@ elsewhere. What comes back is printed without control characters.
 import http.client
 import json
 import ssl
-import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 from headgate.errors import ConfigError, Unavailable
+from headgate.quota.central.tokens import read_tokens
 from headgate.quota.entries import Entry, table_of
 
 __all__ = ["CentralClient", "parse_rates", "read_admin_token", "table"]
@@ -122,20 +121,9 @@ def parse_rates(words: Sequence[str]) -> dict[str, float]:
 
 
 def read_admin_token(path: str) -> str:
-    """The admin token of a central's token file: `admin = "..."` in TOML, or one bare line."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the token file {path} cannot be read: {error}") from None
-    lines = [line.strip() for line in text.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("#")]
-    if len(lines) == 1 and "=" not in lines[0].rstrip("="):  # base64 may end with it
-        return lines[0]
-    try:
-        token = tomllib.loads(text).get("admin")
-    except (ValueError, RecursionError):
-        token = None  # without what the parser says: it would show a part of the secret
-    if not isinstance(token, str) or not token:
+    """The admin token of a central's token file."""
+    token = read_tokens(path).admin
+    if token is None:
         raise ConfigError(
             f'the token file {path} must have admin = "TOKEN", or one line with the token'
         )

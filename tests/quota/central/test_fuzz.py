@@ -259,6 +259,17 @@ def million_users(text: bool) -> bytes:
     )
 
 
+def million_entries(*, of_users: bool) -> bytes:
+    """A binary report that introduces so many: of users each, or of one user's resources."""
+    head = b"\x01\x01" + b"\x01m" + struct.pack("<qIIqqdq", 1, 1, 0, -1, int(time.time()), 0.0, -1)
+    first = b"\x03\x05front\x01u\x01r"
+    if of_users:
+        entries = b"".join(b"\x02\x05%05x\x01r" % n for n in range(1, 1_000_000))
+    else:
+        entries = b"".join(b"\x00\x05%05x" % n for n in range(1, 1_000_000))
+    return head + struct.pack("<I", 1_000_000) + first + entries + struct.pack("<I", 0)
+
+
 def just_below(size: int) -> bytes:
     users = b",".join(b'"u%06d":{"requests":1}' % n for n in range(size // 26))
     return b'{"node_id":"m","slot_number":%d,"consumption":{"front":{%b}}}' % (time.time(), users)
@@ -267,6 +278,16 @@ def just_below(size: int) -> bytes:
 HUGE = [
     ("a million users", lambda: frame(million_users(True), 1), ""),
     ("a million users in our own JSON", lambda: frame(million_users(False), 1), "headgate.v1"),
+    (
+        "a million users in a binary frame",
+        lambda: frame(million_entries(of_users=True), 2),
+        "headgate.v1",
+    ),
+    (
+        "a million resources in a binary frame",
+        lambda: frame(million_entries(of_users=False), 2),
+        "headgate.v1",
+    ),
     ("deep nesting", lambda: frame(b"[" * 1_000_000, 1), ""),
     ("deep nesting of objects", lambda: frame(b'{"a":' * 700_000, 1), "headgate.v1"),
     ("a number of a million digits", lambda: frame(b"[" + b"9" * 1_000_000 + b"]", 1), ""),

@@ -71,6 +71,8 @@ WRONG = [
     ({"listen": ":7411"}, ConfigError, "expected HOST:PORT"),
     ({"name": ""}, ValueError, "name must have 1 to 200 bytes"),
     ({"name": "n" * 201}, ValueError, "name must have 1 to 200 bytes"),
+    ({"name": "one\ntwo"}, ValueError, "name must have no control characters"),
+    ({"listen": "nosuch.invalid:0"}, ConfigError, "other machines may be able to reach nosuch"),
     ({"slot_seconds": 0.05}, ValueError, "slot_seconds must be from 0.1"),
     ({"assignment": "best"}, ValueError, "assignment must be"),
     ({"max_connections": 0}, ValueError, "max_connections must be 1 or more"),

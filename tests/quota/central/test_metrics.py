@@ -63,6 +63,12 @@ def test_what_happens_is_counted() -> None:
     assert values["limits_failing"] == values["limits_errors_total"] == 0
 
 
+def test_nobody_connected_is_told_as_nobody() -> None:
+    values = told(StandIn(LIMITS))
+    assert values["connections{kind=headgate.v1}"] == 0
+    assert values["connections{kind=classic}"] == 0
+
+
 def test_reasons_and_kinds_from_outside_are_bounded() -> None:
     central = StandIn(LIMITS)
     for i in range(1000):
@@ -166,15 +172,15 @@ def test_bins_count_at_their_edges() -> None:
 
 def test_the_busiest_are_found_among_many() -> None:
     """However many resources each of them has."""
-    central = StandIn([Entry("front", "*", rates={f"r{i}": 10.0 for i in range(12)})])
+    central = StandIn([Entry("front", "*", rates={f"r{i}": 10.0 for i in range(8)})])
     traffic = {
         ("node-1", "front", f"user-{i}", f"r{j}"): (float(i + 1), 0)
         for i in range(50)
-        for j in range(12)
+        for j in range(8)
     }
     central.slot(traffic)
     book = central.state.ledger.books["front"]
-    assert size(book) == 600
+    assert size(book) == 400
     ranked = busiest(book, 100, 1, 5)
     assert [user for _, user in ranked] == [f"user-{i}" for i in (49, 48, 47, 46, 45)]
     assert ranked[0][0] == pytest.approx(5.0)
@@ -183,6 +189,6 @@ def test_the_busiest_are_found_among_many() -> None:
     assert busiest(book, 50, 10, 5) == []
     assert used(book, "user-3", 100, 10)["r0"] == (4.0, 0.0, 4.0, 0.0)
     assert used(book, "nobody", 100, 10) == {}
-    assert sum(count_overshoots(book, 100, [0.0], 0, 600)) == 600
+    assert sum(count_overshoots(book, 100, [0.0], 0, 400)) == 400
     with pytest.raises(ValueError, match="at most 64, got 65"):
         count_overshoots(book, 100, [0.0] * 65, 0, 1)

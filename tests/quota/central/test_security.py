@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -102,7 +103,8 @@ FILES = [
     ("# ours\nYmFzZTY0IQ==\n", 0o600, Tokens("YmFzZTY0IQ==", "YmFzZTY0IQ==")),
     (f"{NODE}\n", 0o640, "chmod 600"),
     (f"{NODE}\n", 0o604, "chmod 600"),
-    ("", 0o600, "must have node and admin"),
+    ("", 0o600, 'is empty; expected node = "..." and admin = "..."'),
+    ("# nothing yet\n", 0o600, "is empty"),
     ('nod = "12345678"\n', 0o600, r"got \['nod'\]"),
     ("node = 12345678\n", 0o600, "node must be text, got int"),
     ('node = "1234"\n', 0o600, "the node token must have 8 to 500 characters, got 4"),
@@ -121,6 +123,16 @@ def test_a_token_file(tmp_path: Path, text: str, mode: int, expected: Tokens | s
     with pytest.raises(ConfigError, match=expected) as caught:
         read_tokens(path)
     assert "secret" not in str(caught.value).replace(str(path), "")
+
+
+def test_a_pipe_is_no_token_file(tmp_path: Path) -> None:
+    """It was waited for without end."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path, 0o600)
+    with pytest.raises(ConfigError, match="expected a plain file"):
+        read_tokens(path)
+    with pytest.raises(ConfigError, match="expected a plain file"):
+        read_tokens(tmp_path)
 
 
 def test_a_token_file_that_is_not_there(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """The file a central goes on from: whole, torn, of another kind, or not to be had."""
 
+import fcntl
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -114,10 +118,52 @@ def test_a_restart_forgets_nothing_and_leads_in_a_higher_epoch(tmp_path: Path) -
 
 def test_a_clock_that_went_back_does_not_lower_the_epoch(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    StateFile(path).write(5_000_000_000, Ledger(LIMITS, slot_seconds=0.1).snapshot())
+    ahead = int(time.time()) + 9 * 365 * 86_400
+    StateFile(path).write(ahead, Ledger(LIMITS, slot_seconds=0.1).snapshot())
     with running(state=path) as central:
         assert central.board is not None
-        assert central.board.state.epoch == 5_000_000_001
+        assert central.board.state.epoch == ahead + 1
+
+
+@pytest.mark.parametrize("epoch", [2**53 - 1, 2**53, 2**64 - 1, 5_000_000_000])
+def test_an_epoch_from_nowhere_does_not_outlive_a_restart(
+    tmp_path: Path, epoch: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One report of a node could raise it, and no frame can tell one of 2**53."""
+    path = tmp_path / "s"
+    StateFile(path).write(epoch, Ledger(LIMITS, slot_seconds=0.1).snapshot())
+    with running(state=path) as central, V1Node(central) as node:
+        ack = node.report(int(time.time() / 0.1) - 1)
+        assert ack.epoch == pytest.approx(time.time(), abs=60)
+    assert f"epoch {epoch}, which is not believed" in caplog.text
+
+
+def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path) -> None:
+    state = tmp_path / "s"
+    left, held = tmp_path / ".s.abcdefg_.new", tmp_path / ".s.12345678.new"
+    others = [tmp_path / name for name in (".s.swp", ".sx.abcdefgh.new", ".s.abcdefgh.new.bak")]
+    for path in (left, held, *others):
+        path.write_bytes(b"hgst")
+    with open(held) as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        StateFile(state).restore(Ledger(LIMITS))
+    assert sorted(tmp_path.iterdir()) == sorted([held, *others])
+
+
+def test_a_writer_holds_what_it_writes(tmp_path: Path) -> None:
+    """Until it is killed: then the next start finds it, and nobody holds it."""
+    script = (
+        "import os, signal, sys\n"
+        "from headgate.quota.central.state_file import StateFile\n"
+        "os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "StateFile(sys.argv[1]).write(1, b'books')\n"
+    )
+    state = tmp_path / "s"
+    killed = subprocess.run([sys.executable, "-c", script, str(state)], timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(os.listdir(tmp_path)) == 1
+    assert StateFile(state).restore(Ledger(LIMITS)) == 0
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_torn_file_does_not_stop_the_start(tmp_path: Path) -> None:

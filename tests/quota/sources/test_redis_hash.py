@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, Unavailable
 from headgate.quota import Entry
 from headgate.quota.sources import LimitsSource, open_source
 from tests.parts import RedisServer
@@ -91,7 +91,7 @@ def test_a_redis_that_is_away_says_so(source: LimitsSource, redis_server: RedisS
     source.put(ANN)
     redis_server.kill()
     for ask in (source.stamp, source.load, lambda: source.put(BOB)):
-        with pytest.raises(ConfigError, match=f"127.0.0.1:{redis_server.port} cannot be reached"):
+        with pytest.raises(Unavailable, match=f"127.0.0.1:{redis_server.port} cannot be reached"):
             ask()
     redis_server.start()
     source.replace([BOB])
@@ -101,9 +101,9 @@ def test_a_redis_that_is_away_says_so(source: LimitsSource, redis_server: RedisS
 def test_a_key_of_another_kind_says_so(source: LimitsSource, redis_server: RedisServer) -> None:
     with redis_server.client as client:
         client.set(KEY, "mine")
-    with pytest.raises(ConfigError, match="WRONGTYPE"):
+    with pytest.raises(Unavailable, match="WRONGTYPE"):
         source.load()
-    with pytest.raises(ConfigError, match="WRONGTYPE"):
+    with pytest.raises(Unavailable, match="WRONGTYPE"):
         source.put(ANN)
 
 
@@ -111,7 +111,7 @@ def test_no_password_is_in_a_name() -> None:
     with closing(open_source("redis://:secret@127.0.0.1:1/0")) as source:
         assert source.name == "redis://127.0.0.1:1"
         assert "secret" not in repr(source)
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(Unavailable) as caught:
             source.load()
         assert "secret" not in str(caught.value)
 

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from headgate.quota.central.connection import CLASSIC, Kind, Refusal
+from headgate.quota.central.connection import CLASSIC, V1, Kind, Refusal
 from headgate.quota.central.tokens import Tokens, is_this_machine
 from headgate.quota.wire import SUBPROTOCOL
 
 __all__ = ["Handshake", "admit"]
 
 _PATHS = ("/", "/throttle")
-_V1: Kind = "headgate.v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +57,4 @@ def admit(handshake: Handshake, tokens: Tokens, slot_seconds: float) -> Kind | R
             return Refusal.denied(
                 f"slots are {slot_seconds:g} s here, the node has {handshake.slot_seconds}"
             )
-    return _V1
+    return V1

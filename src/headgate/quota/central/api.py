@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from headgate.errors import ConfigError
+from headgate.errors import HeadgateError
 from headgate.quota.central.answers import Refused, answer, exception_handlers, refusal
 from headgate.quota.central.change import Change, Put, Remove, Replace
 from headgate.quota.central.metrics import CONTENT_TYPE
@@ -159,7 +159,7 @@ class _Api:
             return await self._view.keeper.edit_async(change)
         except NotEditable as error:
             raise Refused(409, "NotEditable", str(error)) from None
-        except ConfigError as error:
+        except HeadgateError as error:
             raise Refused(503, "SourceFailed", str(error)) from None
 
     # Looking

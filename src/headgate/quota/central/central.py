@@ -61,6 +61,8 @@ class Central:
     ) -> None:
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= bounds.name_bytes:
             raise ValueError(f"name must have 1 to {bounds.name_bytes} bytes, got {name!r}")
+        if not name.isprintable():  # it stands in logs, and in the line that says where we listen
+            raise ValueError(f"name must have no control characters, got {name!r}")
         if max_connections < 1:
             raise ValueError(f"max_connections must be 1 or more, got {max_connections!r}")
         if (tls_cert is None) != (tls_key is None):
@@ -70,7 +72,7 @@ class Central:
         self._tokens = Tokens(node_token, admin_token)
         if not is_loopback(self._host) and not self._tokens.are_set:
             raise ConfigError(
-                f"{listen} can be reached from other machines, and there is no token for nodes or "
+                f"other machines may be able to reach {listen}, and there is no token for nodes or "
                 f"none for administrators: set both (--token-file), or listen on 127.0.0.1"
             )
         self._limits = limits

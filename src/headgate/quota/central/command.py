@@ -1,8 +1,9 @@
 """`headgate central`: what the command line makes of a `Central`.
 
 It prints one line when it listens, on stdout, so that a program that has started it knows where;
-everything after that is logged to stderr. Exit code 0 after a clean stop, 1 when it could not
-start, 2 when it was asked wrongly.
+everything after that is logged to stderr. Exit code 0 after a clean stop; 1 when the world did not
+let it start (a port that is taken, a Redis that does not answer); 2 when it was asked wrongly, also
+with a file that is not there or cannot be used.
 """
 
 import argparse

@@ -11,10 +11,11 @@ first word of the reason says whose fault it is: `denied` (do not come again lik
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["CLASSIC", "STOPPING", "Connection", "Kind", "Refusal", "cut_reason"]
+__all__ = ["CLASSIC", "STOPPING", "V1", "Connection", "Kind", "Refusal", "cut_reason"]
 
 Kind: TypeAlias = str  # headgate.v1 or classic
 
+V1: Kind = "headgate.v1"
 CLASSIC: Kind = "classic"
 _REASON_BYTES = 120  # a close frame has room for 123
 

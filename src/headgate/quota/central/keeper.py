@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, HeadgateError
 from headgate.quota.central.apart import apart
 from headgate.quota.central.change import Change, Known, Put, Remove, Replace
 from headgate.quota.entries import Complaint, Entry, read_tables, table_of
@@ -95,7 +95,8 @@ class LimitsKeeper:
     def edit(self, change: Change) -> tuple[bool, Reading | None]:
         """Change something in the source. Whether it was done, and what stands there then.
 
-        `NotEditable` when it is not ours to change, `ConfigError` when it could not be done.
+        `NotEditable` when it is not ours to change, `ConfigError` or `Unavailable` when it could
+        not be done.
         """
         if not self._lock.acquire(timeout=_PATIENCE):
             raise ConfigError(f"{self.source.name} has been busy for {_PATIENCE:g} s; try again")
@@ -122,7 +123,7 @@ class LimitsKeeper:
         assert isinstance(self.source, TellsChanges)
         try:
             after = self.source.stamp()
-        except ConfigError:
+        except HeadgateError:
             return None
         known = self._newest.known
         if known is None or not self.source.is_ours(before, after):
@@ -145,7 +146,7 @@ class LimitsKeeper:
             table = self._ledger.prepare(entries, None if before is None else before[1])
             known = entries, table
             return self._reading(stamp, known, complaints=complaints + doubles)
-        except ConfigError as error:
+        except HeadgateError as error:
             return self._reading(object(), None, error=str(error))
         except Exception as error:  # a source may be anyone's, and must not stop the central
             _logger.exception("%s failed", self.source.name)

@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from headgate.quota._looking import count_overshoots, size
 from headgate.quota.central.bins import Bins
+from headgate.quota.central.connection import CLASSIC, V1
 from headgate.quota.central.view import CentralView
 
 __all__ = ["CONTENT_TYPE", "CentralMetrics"]
@@ -153,7 +154,8 @@ class CentralMetrics:
         connections = GaugeMetricFamily(
             f"{_PREFIX}connections", "open connections of nodes", labels=["kind"]
         )
-        for kind, count in sorted(Counter(each.kind for each in view.connections()).items()):
+        kinds = Counter(each.kind for each in view.connections())
+        for kind, count in sorted(({V1: 0, CLASSIC: 0} | kinds).items()):  # a 0 is told too
             connections.add_metric([kind], count)
         yield connections
         live = len(ledger.live_nodes(state.slot(now)))

@@ -4,6 +4,7 @@ The order matters. The limits are read first, for a snapshot is taken up into th
 are; then the state file; then it leads, with an epoch above all it has had.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 from headgate.quota.central.keeper import LimitsKeeper
 from headgate.quota.central.state_file import StateFile
-from headgate.quota.central.switchboard import Switchboard
+from headgate.quota.central.switchboard import Switchboard, epoch_bound
 from headgate.quota.central.tokens import Tokens
 from headgate.quota.central_state import CentralState
 from headgate.quota.ledger import Ledger
@@ -20,6 +21,8 @@ from headgate.quota.sources import open_source
 from headgate.quota.wire import Bounds
 
 __all__ = ["Opened", "open_board"]
+
+_logger = logging.getLogger("headgate.quota")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,17 @@ class Opened:
         """A central that leads from now on."""
         now, wall = time.monotonic(), time.time()
         state = CentralState(name, self.ledger, now=now, wall=wall)
-        state.lead(now, max(self.epoch + 1, int(wall)))
+        state.lead(now, max(self._believed_epoch(wall) + 1, int(wall)))
         return Switchboard(
             state, self.keeper, tokens=tokens, max_connections=max_connections, bounds=bounds
         )
+
+    def _believed_epoch(self, wall: float) -> int:
+        """One from nowhere must not live on from file to file until no number is left."""
+        if self.epoch < epoch_bound(wall):
+            return self.epoch
+        _logger.error("the state file has epoch %d, which is not believed", self.epoch)
+        return 0
 
 
 def open_board(

@@ -10,11 +10,16 @@ old one or the new one. A file that is torn all the same (a disk does that) is s
 another name with a line in the log, and the central begins with empty books: slower for a second,
 but never dead. A file that cannot be read at all, for want of a right, stops the start: to write
 over it would lose what is in it.
+
+A writer that was killed leaves what it had begun, `.FILE.xxxxxxxx.new`. It held a lock on it, which
+ended with it: the next start removes what nobody holds.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
+import re
 import struct
 import tempfile
 import time
@@ -46,6 +51,7 @@ class StateFile:
         """Bring a new ledger up to the file. The epoch that stands in it; 0: none."""
         if self.path.exists() and not self.path.is_file():
             raise ConfigError(f"the state file {self.path} must be a regular file, and is none")
+        self._remove_leftovers()
         try:
             raw = self.path.read_bytes()
         except FileNotFoundError:
@@ -63,6 +69,13 @@ class StateFile:
         except ConfigError as error:
             self._set_aside(error)
         return epoch
+
+    def _remove_leftovers(self) -> None:
+        leftover = re.compile(rf"\.{re.escape(self.path.name)}\.[a-z0-9_]{{8}}\.new")
+        with contextlib.suppress(OSError):  # what cannot be removed does no harm
+            for name in os.listdir(self.path.parent):
+                if leftover.fullmatch(name):
+                    _remove_unless_held(self.path.parent / name)
 
     def _check_folder(self) -> None:
         """Better told now than at the first write."""
@@ -85,9 +98,10 @@ class StateFile:
         """Put a new file in the place of the old one; how many bytes it has."""
         raw_epoch = _EPOCH.pack(epoch)
         head = _HEAD.pack(_MAGIC, zlib.crc32(raw_epoch), epoch)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+        descriptor, temporary = tempfile.mkstemp(".new", f".{self.path.name}.", self.path.parent)
         try:
             with open(descriptor, "wb") as file:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
                 file.write(head)
                 file.write(snapshot)
                 file.flush()
@@ -107,6 +121,17 @@ class StateFile:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _remove_unless_held(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            _logger.info("removed %s, which a writer that was killed has left", path)
+        finally:
+            os.close(descriptor)
 
 
 def _epoch(raw: bytes) -> int:

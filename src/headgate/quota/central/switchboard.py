@@ -30,7 +30,7 @@ from headgate.quota.central_state import CentralState
 from headgate.quota.protocol import Ack, Ask, Quota, Report
 from headgate.quota.wire import Bounds, CentralWire
 
-__all__ = ["Switchboard"]
+__all__ = ["Switchboard", "epoch_bound"]
 
 _logger = logging.getLogger("headgate.quota")
 
@@ -39,6 +39,11 @@ _EPOCHS_AHEAD = 10 * 365 * 86_400
 _PATIENCE_SECONDS = 5.0  # with one who does not read
 _PATIENCE_SLOTS = 5
 _REFUSALS_COUNTED = ("denied", "overloaded", "bad frame", "replaced")
+
+
+def epoch_bound(wall: float) -> int:
+    """What no epoch of ours has come to by `wall`, of whatever report or file it is told."""
+    return int(wall) + _EPOCHS_AHEAD
 
 
 class Switchboard:
@@ -157,10 +162,10 @@ class Switchboard:
     def _lead_beyond(self, now: float, report: Report) -> None:
         if not self.state.leads:
             return
-        latest = int(time.time()) + _EPOCHS_AHEAD
-        if report.epoch >= latest:
+        bound = epoch_bound(time.time())
+        if report.epoch >= bound:
             raise ProtocolError(
-                f"node {report.node!r} knows of epoch {report.epoch}, expected less than {latest}"
+                f"node {report.node!r} knows of epoch {report.epoch}, expected less than {bound}"
             )
         _logger.warning(
             "node %s knows of epoch %d, ours is %d: leading on in a higher one",

@@ -24,8 +24,10 @@ from headgate.errors import ConfigError
 
 __all__ = ["Tokens", "is_loopback", "is_this_machine", "read_tokens"]
 
+_EXPECTED = 'node = "..." and admin = "..."'
 _SHORTEST = 8
 _LONGEST = 500
+_MOST_BYTES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,10 @@ def is_this_machine(host: str | None) -> bool:
 def read_tokens(path: str | Path) -> Tokens:
     """The tokens of a file, or a ConfigError that says what to do."""
     try:
-        with open(path, encoding="utf-8") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            text = file.read(10_000)
+        text, status = _read(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the token file {path} cannot be read: {error}") from None
+    mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         raise ConfigError(
             f"the token file {path} has mode {mode:03o}: others may read it; expected 600: "
@@ -85,6 +86,8 @@ def read_tokens(path: str | Path) -> Tokens:
         )
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
+    if not lines:
+        raise ConfigError(f"the token file {path} is empty; expected {_EXPECTED}")
     if len(lines) == 1 and "=" not in lines[0].rstrip("="):  # base64 may end with it
         return _tokens(path, lines[0], lines[0])
     try:
@@ -92,13 +95,24 @@ def read_tokens(path: str | Path) -> Tokens:
     except (ValueError, RecursionError):
         # Without what the parser says: it would show a part of the secret.
         raise ConfigError(
-            f'the token file {path} is neither one line nor TOML; expected node = "..." and '
-            f'admin = "..."'
+            f"the token file {path} is neither one line nor TOML; expected {_EXPECTED}"
         ) from None
     others = sorted(document.keys() - {"node", "admin"})
-    if others or not document:
-        raise ConfigError(f"the token file {path} must have node and admin, got {others or None}")
+    if others:
+        raise ConfigError(f"the token file {path} must have {_EXPECTED}, got {others}")
     return _tokens(path, document.get("node"), document.get("admin"))
+
+
+def _read(path: str | Path) -> tuple[str, os.stat_result]:
+    """A plain file: a pipe that nobody writes to would be waited for without end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("expected a plain file")
+        return os.read(descriptor, _MOST_BYTES).decode(), status
+    finally:
+        os.close(descriptor)
 
 
 def _tokens(path: str | Path, node: object, admin: object) -> Tokens:

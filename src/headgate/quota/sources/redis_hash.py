@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from headgate.errors import ConfigError, HeadgateError
+from headgate.errors import ConfigError, HeadgateError, Unavailable
 from headgate.quota.entries import Entry, read_tables, table_of
 from headgate.stores import RedisPool
 
@@ -108,7 +108,7 @@ class RedisHash:
         try:
             return self._pool.call(*words, key=self._hash.encode())
         except HeadgateError as error:
-            raise ConfigError(f"the limits at {self.name} cannot be reached: {error}") from None
+            raise Unavailable(f"the limits at {self.name} cannot be reached: {error}") from None
 
     def close(self) -> None:
         self._pool.close()

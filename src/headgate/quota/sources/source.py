@@ -1,8 +1,9 @@
 """What a source of limits is: the place where the entries of a central are kept.
 
 A source is asked from a thread, never from the central's loop, and by one thread at a time. It
-may take its time, and it may fail: `ConfigError` says why in one sentence for people (the value
-and what was expected), and the central goes on with the limits it has. One bad entry is no
+may take its time, and it may fail: `ConfigError` (or `Unavailable`, when a machine does not answer)
+says why in one sentence for people, with the value and what was expected, and the central goes on
+with the limits it has. One bad entry is no
 failure: it is left out, and a complaint tells of it.
 
 `stamp` is what the central asks once a second: something small that is another when `load` may

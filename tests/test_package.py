@@ -34,7 +34,16 @@ def test_a_missing_compiler_gives_one_clear_sentence(tmp_path: Path) -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built as a user of PyPI gets it: from the source distribution."""
     dist = tmp_path_factory.mktemp("dist")
-    build = run("-m", "build", "--no-isolation", f"--outdir={dist}", str(ROOT))
+    # Whether it can be built is the question here; an optimizer would take most of the time.
+    compiler = dist / "cc"
+    compiler.write_text(
+        '#!/bin/sh\nfor one; do shift; [ "$one" = -O3 ] && one=-O0; set -- "$@" "$one"; done\n'
+        'exec cc "$@"\n'
+    )
+    compiler.chmod(0o755)
+    build = run(
+        "-m", "build", "--no-isolation", f"--outdir={dist}", str(ROOT), CC=str(compiler)
+    )
     assert build.returncode == 0, build.stdout + build.stderr
     assert len(list(dist.glob("headgate-*.tar.gz"))) == 1
     (wheel,) = dist.glob("headgate-*.whl")

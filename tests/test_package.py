@@ -41,9 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         'exec cc "$@"\n'
     )
     compiler.chmod(0o755)
-    build = run(
-        "-m", "build", "--no-isolation", f"--outdir={dist}", str(ROOT), CC=str(compiler)
-    )
+    build = run("-m", "build", "--no-isolation", f"--outdir={dist}", str(ROOT), CC=str(compiler))
     assert build.returncode == 0, build.stdout + build.stderr
     assert len(list(dist.glob("headgate-*.tar.gz"))) == 1
     (wheel,) = dist.glob("headgate-*.whl")

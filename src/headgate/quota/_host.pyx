@@ -60,6 +60,9 @@ cdef extern from "Python.h":
 cdef enum:
     SPARES = 256              # records that users beyond the cap share, for each service
     PASSED = -1
+    AGAIN = 0                 # outcomes of putting a record back
+    DONE = 1
+    FULL = 2
     USERS_AT_ONCE = 256       # that a walk tells before it lets other threads go on
     FRESHEN_WINDOWS = 60
     AHEAD = 8                 # slots; a quota for a later one is not kept
@@ -176,7 +179,7 @@ cdef class Host:
 
     def allows(self, service, user, expect=None):
         """Whether a request may begin. If so, its expected cost is reserved until `consume`."""
-        return self._try(self._time(), service, user, expect) == PASSED
+        return self._throttle(self._time(), service, user, expect) == PASSED
 
     def throttle(self, service, user, expect=None):
         """As `allows`; raises `Throttled` if not."""
@@ -193,21 +196,17 @@ cdef class Host:
     def throttle_at(self, double time, service, user, expect=None):
         """A `Throttled`, or None: the request may begin."""
         cdef Now now
-        cdef int short = self._try(time, service, user, expect)
+        cdef int short = self._throttle(time, service, user, expect)
         if short == PASSED:
             return None
         self.head.read(time, self.head.service(service), &now, False)
         return Throttled(service, user, self.head.resource_name(short), max(now.end - time, 0.0))
 
-    cdef int _try(self, double time, object service, object user, object expect) except -2:
-        """As `_throttle`; when there is no memory to count in, nobody new can pass."""
-        try:
-            return self._throttle(time, service, user, expect)
-        except TableFull:
-            return STARTS
-
     cdef int _throttle(self, double time, object service, object user, object expect) except -2:
-        """The number of the resource that a request is short of, or PASSED."""
+        """The number of the resource that a request is short of, or PASSED.
+
+        When there is no memory to count in, nobody new can pass.
+        """
         cdef Key key
         cdef Look look
         cdef Now now
@@ -215,7 +214,7 @@ cdef class Host:
         cdef Costs *expected = NULL
         cdef User *record = <User *> look.payload
         cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
-        cdef int short, count, number = self.head.service(service)
+        cdef int short, count, outcome, number = self.head.service(service)
         cdef bint asks
         kept = key_of_user(user, number, &key)
         if expect is not None:
@@ -242,7 +241,10 @@ cdef class Host:
             asks = asks and record.asked != now.window
             if asks:
                 record.asked = now.window
-            if self._put(&key, &look, count):
+            outcome = self._put(&key, &look, count)
+            if outcome == FULL:
+                return STARTS
+            if outcome == DONE:
                 if asks:
                     self.head.ask(number, key.data, key.size)
                 return short
@@ -257,7 +259,7 @@ cdef class Host:
         cdef Costs costs
         cdef User *record = <User *> look.payload
         cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
-        cdef int i, count, number = self.head.service(service)
+        cdef int i, count, outcome, number = self.head.service(service)
         kept = key_of_user(user, number, &key)
         self._read_costs("amounts", amounts, &costs)
         while True:
@@ -266,9 +268,12 @@ cdef class Host:
                 return 0
             count = look.limits
             settle(record, cells, &count, &costs)
-            if self._put(&key, &look, count):
+            outcome = self._put(&key, &look, count)
+            if outcome == FULL:
+                raise TableFull(f"{self!r} has no memory left for {user!r}: {amounts!r} was not counted")
+            if outcome == DONE:
                 break
-        for i in range(costs.count):
+        for i in range(costs.count if count == MOST_CELLS else 0):
             if cell_of(cells, count, costs.resource[i]) == NULL:
                 raise ValueError(
                     f"a user has at most {MOST_CELLS} resources on a node, and {user!r} has others: "
@@ -288,7 +293,7 @@ cdef class Host:
         cdef Costs costs
         cdef User *record = <User *> look.payload
         cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
-        cdef int cell_count, number = self.head.service(service)
+        cdef int cell_count, outcome, number = self.head.service(service)
         cdef uint32_t most = whole("count", count, 0), admitted
         cdef bint asks
         kept = key_of_user(user, number, &key)
@@ -314,7 +319,10 @@ cdef class Host:
             asks = asks and record.asked != now.window
             if asks:
                 record.asked = now.window
-            if self._put(&key, &look, cell_count):
+            outcome = self._put(&key, &look, cell_count)
+            if outcome == FULL:
+                return 0
+            if outcome == DONE:
                 if asks:
                     self.head.ask(number, key.data, key.size)
                 return admitted
@@ -388,8 +396,12 @@ cdef class Host:
         key.kind = BYTES
         return kept
 
-    cdef bint _put(self, Key *key, Look *look, int count) except -1:
-        """Put a changed copy in the place of the record; False when another was faster."""
+    cdef int _put(self, Key *key, Look *look, int count) except -1:
+        """Put a changed copy in the place of the record.
+
+        AGAIN: another was faster, or there is no room for one more user, who shares a record then.
+        FULL: there is no memory for it at all.
+        """
         cdef int size_class
         if look.found >= 0 and count == self._chains.record(look.units[look.found]).limits:
             return self._chains.change(look, <uint32_t> 1 << look.found, key, count, look.payload, -1)
@@ -397,18 +409,18 @@ cdef class Host:
         if look.found >= 0:
             size_class = self._chains.room_for(size_class)
             if size_class < 0:
-                raise TableFull(f"{self!r} has no memory left for {name_of(key)!r}")
+                return FULL
             return self._chains.change(look, <uint32_t> 1 << look.found, key, count, look.payload, size_class)
         size_class = self._chains.admit(size_class) if look.length < LONGEST_CHAIN else -1
         if size_class < 0:
             if key.kind == BYTES:
-                raise TableFull(f"{self!r} has no memory left for {name_of(key)!r}")
+                return FULL
             self._no_memory_until = self._time() + 1.0  # he is one of many, until there is some again
-            return False
+            return AGAIN
         if self._chains.change(look, 0, key, count, look.payload, size_class):
-            return True
+            return DONE
         self._chains.dismiss()
-        return False
+        return AGAIN
 
     # For the reporter
 
@@ -478,11 +490,8 @@ cdef class Host:
                         cell.amount[place] = <float> share[0]
                         cell.safe = <float> share[1]
             record.generation = now.generation - 1  # to be looked up anew
-            try:
-                if self._put(key, &look, count):
-                    return 0
-            except TableFull:
-                return 0  # he is one of those who share
+            if self._put(key, &look, count) != AGAIN:
+                return 0  # or he is one of those who share
 
     def forget(self, double time, service, user, uint32_t since):
         """Forget a user without a change since a window, if nothing is forgiven by it. Whether he is gone."""
@@ -586,7 +595,7 @@ cdef class Host:
                 cell = cell_of(<Cell *> (look.payload + USER_WORDS), look.limits, account.totals[i].resource)
                 if cell != NULL:
                     cell.settled = min(account.totals[i].settled, cell.consumed)
-            if self._put(&key, &look, look.limits):
+            if self._put(&key, &look, look.limits) != AGAIN:
                 break
         for i in range(account.count):
             account.totals[i].noted = account.totals[i].settled

@@ -13,8 +13,9 @@ import json
 import locale
 import math
 import os
+import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from headgate.clock import Clock, SystemClock
 from headgate.demo import bars, limits, limits_screen
@@ -117,15 +118,21 @@ def _demo_quota(arguments: argparse.Namespace) -> int:
             return 1
     marks = bars.BLOCKS if console is None else _bars(console)
     try:
-        return quota_command.run(arguments.seconds, arguments.json, console, marks)
+        code = quota_command.run(arguments.seconds, arguments.json, console, marks)
     except HeadgateError as error:
         sys.stderr.write(f"headgate demo: {error}\n")
         return 1
     except OSError as error:  # the terminal was closed, or whoever read has had enough
         _drop_output()
-        with contextlib.suppress(OSError):
+        try:
             sys.stderr.write(f"headgate demo: the result cannot be written: {error}\n")
+        except OSError:
+            _drop_output(sys.stderr)
         return 1
+    if code == 128 + signal.SIGHUP:
+        _drop_output()
+        _drop_output(sys.stderr)
+    return code
 
 
 def _is_terminal() -> bool:
@@ -240,11 +247,11 @@ def _node(arguments: argparse.Namespace, clock: Clock) -> int:
     return node_command.serve(arguments)
 
 
-def _drop_output() -> None:
+def _drop_output(stream: TextIO | None = None) -> None:
     """What is left to be written goes nowhere; else Python would try it again at the exit."""
     with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, (stream or sys.stdout).fileno())
         os.close(nowhere)
 
 

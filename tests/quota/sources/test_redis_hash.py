@@ -101,9 +101,9 @@ def test_a_redis_that_is_away_says_so(source: LimitsSource, redis_server: RedisS
 def test_a_key_of_another_kind_says_so(source: LimitsSource, redis_server: RedisServer) -> None:
     with redis_server.client as client:
         client.set(KEY, "mine")
-    with pytest.raises(Unavailable, match="WRONGTYPE"):
+    with pytest.raises(ConfigError, match="WRONGTYPE"):
         source.load()
-    with pytest.raises(Unavailable, match="WRONGTYPE"):
+    with pytest.raises(ConfigError, match="WRONGTYPE"):
         source.put(ANN)
 
 

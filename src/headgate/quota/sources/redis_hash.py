@@ -18,6 +18,7 @@ from typing import Any
 from headgate.errors import ConfigError, HeadgateError, Unavailable
 from headgate.quota.entries import Entry, read_tables, table_of
 from headgate.stores import RedisPool
+from headgate.stores.resp import ErrorReply
 
 __all__ = ["RedisHash"]
 
@@ -38,6 +39,8 @@ return redis.call('INCR', KEYS[2])
 _TIMEOUT = 2.0  # seconds, for each round trip
 _AT_ONCE = 1000
 _TRIES = 5
+# What Redis answers when it is there, and will answer again until somebody changes something.
+_WRONG_SETTINGS = ("ERR", "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM")
 
 
 class RedisHash:
@@ -107,6 +110,10 @@ class RedisHash:
     def _ask(self, *words: bytes | str | int) -> Any:
         try:
             return self._pool.call(*words, key=self._hash.encode())
+        except ErrorReply as error:
+            if error.code in _WRONG_SETTINGS and not error.is_of_replica:
+                raise ConfigError(f"the limits at {self.name} cannot be used: {error}") from None
+            raise Unavailable(f"the limits at {self.name} cannot be had: {error}") from None
         except HeadgateError as error:
             raise Unavailable(f"the limits at {self.name} cannot be reached: {error}") from None
 

@@ -63,7 +63,7 @@ async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
     elif path == "/slow":
-        await asyncio.sleep(1.5)  # longer than the proxy waits here, which is real time
+        await asyncio.sleep(1.5)  # until it was reported as running, which takes a real slot
         await answer(b"late")
     elif path == "/gone":
         await answer(json.dumps(gone).encode())

@@ -73,6 +73,7 @@ def test_a_bad_file_keeps_the_limits_and_says_why_once(
     write(path, FILE)
     keeper, ledger = keeper_of(path)
     keeper.begin()
+    caplog.clear()
     caplog.set_level(logging.INFO)
     write(path, FILE + "nonsense\n")
     for _ in range(3):

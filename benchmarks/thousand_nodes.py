@@ -28,8 +28,9 @@ _LIMITS = '[[limit]]\nservice = "front"\nuser = "*"\nburst_seconds = 10\nrequest
 _SPREAD = 0.1
 _WARM_UP = 3  # slots that are not counted
 _ACK, _QUOTA = 3, 4
+_CLOSE = 0x88
 _HANDSHAKE = (
-    "GET / HTTP/1.1\r\nHost: central\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
     f"Sec-WebSocket-Protocol: {SUBPROTOCOL}\r\nHeadgate-Slot-Seconds: 1.0\r\n\r\n"
 ).encode()
@@ -77,6 +78,7 @@ class _Node(asyncio.Protocol):
             assert b" 101 " in head, head
             self.is_open.set()
         while len(self._unread) >= 4:
+            assert self._unread[0] != _CLOSE, self._unread
             size, at = self._unread[1], 2
             if size == 126:
                 size, at = int.from_bytes(self._unread[2:4]), 4

@@ -358,10 +358,10 @@ def test_asks_of_all_processes_reach_the_reporter(host: Host, shared: str) -> No
             'for number in range(3): host.allows("front", f"user-{number % 2}")\n'
         )
         subprocess.run([sys.executable, "-c", code, shared], check=True, stdin=nothing)
-    assert host.has_asks
+    assert host.head.has_asks
     [(_, ask)] = reporter.outgoing(1000.1)
     assert ask.users == {"front": ["user-0", "user-1"]}  # type: ignore[union-attr]
-    assert not host.has_asks
+    assert not host.head.has_asks
 
 
 def test_more_asks_than_there_is_room_for_are_made_again_later(host: Host) -> None:
@@ -414,6 +414,7 @@ def test_a_refusal_says_for_how_long(host: Host) -> None:
         ({"x" * 201: 1.0}, "at most 200 bytes"),
         ({3: 1.0}, "must be a str, got 3"),
         ("requests", "must be a dict of amounts by resource, got 'requests'"),
+        ([], r"must be a dict of amounts by resource, got \[\]"),
         ({f"r{number}": 1.0 for number in range(65)}, "at most 64 resources, got 65"),
     ],
 )

@@ -167,7 +167,7 @@ class Reporting:
                         task.result()  # raises why
                         raise RuntimeError("a link has ended by itself")
                 now = host.now()
-                if host.has_asks or now >= reporter.due(now):
+                if host.head.has_asks or now >= reporter.due(now):
                     for central, message in reporter.outgoing(now):
                         links[central].send(message)
                 await asyncio.sleep(self._until_next(now))

@@ -39,7 +39,7 @@ cdef struct Cell:
     int node
     int listed  # the slot of the last report with a line of it (from 1 on); 0: none yet
     int until  # the last slot of which something is promised (from 1 on)
-    float lapsed  # what it may have taken while we were away, until it reports
+    float lapsed  # what was promised by a clock that has gone back since, until it reports
     unsigned int sequence  # of the last report with a line of it; 0: none yet
     int asked  # the slot in which the node asked for it (from 1 on)
 

@@ -7,7 +7,7 @@
 - That they are forgotten, when they have not come for long and nothing is forgiven by it (`forget`).
 
 Requests go on meanwhile in all processes: a record that changed since it was looked at is looked at
-again. Other threads of this process have their turn after every part of USERS_AT_ONCE users.
+again. Other threads of this process have their turn after every part of them (`_turns.pxd`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
@@ -18,7 +18,7 @@ from headgate.quota._head cimport service_number
 from headgate.quota._host cimport AGAIN, Host, set_time
 from headgate.quota._names cimport is_name_of_spare, key_of_user
 from headgate.quota._report_book cimport Account, ReportBook, has_settled
-from headgate.quota._turns cimport USERS_AT_ONCE, let_others_run
+from headgate.quota._turns cimport take_turns
 from headgate.quota._user cimport USER_WORDS, Cell, Now, User, add_cell, blank, cell_of, is_spent
 
 __all__ = ["forget", "put_settled", "put_shares"]
@@ -46,8 +46,7 @@ def put_shares(Host host not None, double time, service, users, *, long long slo
             if _has(host, &key):
                 _put_shares(host, time, service, &key, kept, shares, slot, version)
         done += 1
-        if done % USERS_AT_ONCE == 0:
-            let_others_run()
+        take_turns(done)
 
 
 cdef bint _has(Host host, Key *key) except -1:
@@ -126,8 +125,7 @@ def put_settled(Host host not None, ReportBook book not None):
         if account.changed <= book.settled:
             del book.unsettled[account]
         done += 1
-        if done % USERS_AT_ONCE == 0:
-            let_others_run()
+        take_turns(done)
 
 
 cdef int _put_settled(Host host, Account account) except -1:

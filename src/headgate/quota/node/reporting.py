@@ -42,7 +42,7 @@ LOOK_WHEN_ALONE = 0.05
 TRY_AGAIN = 1.0
 LAST_WORDS = 1.0
 JOIN_TIMEOUT = 5.0
-STATUS_TIMEOUT = 2.0
+STATUS_TIMEOUT = 5.0
 
 log = logging.getLogger("headgate.quota.node")
 

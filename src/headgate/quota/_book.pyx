@@ -654,6 +654,8 @@ cdef class Book:
                 # could else not give out all of its refill until the node is forgotten.
                 wishes[i].demand = -1.0
                 held += self._of_silent(cell, slot + 1)
+                if self.nodes.alone[cell.node] > slot:
+                    total += cell.safe  # the safe shares of all are one slot's refill
                 late = True
                 continue
             cell.lapsed = 0.0

@@ -112,10 +112,10 @@ cdef inline double promised_after(Cell *cell, long long first, long long reporte
 
 
 cdef inline void promise(Cell *cell, long long first, long long slot, float amount) noexcept nogil:
-    """Promise an amount for a slot; nothing for those that were left out before it."""
+    """Promise an amount for a slot. In those that were left out before it, the node lives on its safe share."""
     cdef long long left_out = max(first + cell.until, slot - 3)
     while left_out < slot:
-        cell.promised[left_out & 3] = 0.0
+        cell.promised[left_out & 3] = cell.safe
         left_out += 1
     cell.promised[slot & 3] = amount
     cell.until = <int> (slot - first + 1)

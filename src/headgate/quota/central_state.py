@@ -112,8 +112,8 @@ class CentralState:
             self.time(now),
         )
         answer: list[tuple[str, Ack | Quota]] = [(message.node, ack)]
-        is_on_its_own = is_known and message.epoch >= 0
-        if self.leads and not (was_live or is_on_its_own) and self.ledger.is_live(message.node, slot):
+        has_shares = was_live or (is_known and message.epoch >= 0)
+        if self.leads and not has_shares and self.ledger.is_live(message.node, slot):
             # Do not let a node that is new wait for the next assignment: it is told now what
             # everyone has, and can ask for the rest. One that is back has its safe shares.
             answer.append((message.node, self._quota(now, slot, message.node)))

@@ -85,7 +85,6 @@ class _Bucket:
     wait: int = 0  # the slot until which that counts
     promised: dict[str, dict[int, float]] = field(default_factory=dict)  # node, slot
     held: dict[str, float] = field(default_factory=dict)  # node
-    safe: dict[str, float] = field(default_factory=dict)  # node: what it was told for bad times
 
 
 @dataclass(slots=True)
@@ -106,7 +105,7 @@ class _Books:
     told: set[int] = field(default_factory=set)
     shadow: int = -1  # the highest slot that was given out before it led
     is_cold: bool = False  # it was not there from the beginning
-    is_restored: bool = False  # and nothing was heard since
+    left: int | None = None  # it is away since the assignment of this slot; -1: it has restarted
     back: int = 0  # the slot in which it came back, after it was away
     # The nodes that were there when it left and have not been heard since: the slot up to which
     # they are taken to live on their safe shares.
@@ -152,6 +151,7 @@ class Audit:
         self._hands: dict[str, _Hand] = {}
         self._sequences: dict[tuple[str, int], int] = {}
         self._told: dict[tuple[str, int, Cell], tuple[float, float]] = {}
+        self._safe: dict[tuple[str, Cell], float] = {}  # what nodes were told for bad times
         self._tallies: Mapping[tuple[str, int], Mapping[Cell, float]] = {}
         self._units: dict[Cell, float] = {}
         self._consumed: dict[Cell, float] = {}
@@ -174,9 +174,13 @@ class Audit:
         self._processes[name] = process
         if warm and name in self._disks:
             self._books[name] = copy.deepcopy(self._disks[name])
-            self._books[name].is_restored = True
+            self._books[name].left = -1
         else:
             self._books[name] = _Books(slot, is_cold=name in self._books)
+
+    def central_frozen(self, name: str, time: float) -> None:
+        """A central stands still; `time`: what its clock says."""
+        self._books[name].left = math.floor(time / self._scenario.slot_seconds - 0.5)
 
     def snapshot_written(self, name: str) -> None:
         self._disks[name] = copy.deepcopy(self._books[name])
@@ -275,7 +279,7 @@ class Audit:
             return
         if now_slot > bucket.slot:
             self._refill(books, bucket, cell, now_slot)
-        bucket.safe[node] = share.safe
+        self._safe[node, cell] = share.safe
         promised = bucket.promised.setdefault(node, {})
         before = promised.get(quota.slot, 0.0)
         promised[quota.slot] = share.amount
@@ -297,7 +301,7 @@ class Audit:
             bucket = books.buckets[cell]
             last = max(slot, books.assigned)
             outstanding = self._outstanding(books, bucket, last, now_slot)
-            outstanding += self._on_their_own(books, bucket, last)
+            outstanding += self._on_their_own(books, cell, bucket, last)
             there = bucket.level + rate * (last - now_slot)
             unit = self._units.get(cell, 1.0)
             if outstanding > there + _ROUNDING * max(outstanding, rate, unit):
@@ -325,7 +329,7 @@ class Audit:
     def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, slot: int) -> None:
         # A central knows what was held when it gave out last; since then some may have ended.
         held = sum(bucket.held.values()) + self._promised_to_silent(books, bucket, slot)
-        held += self._on_their_own(books, bucket, slot + 1)
+        held += self._on_their_own(books, cell, bucket, slot + 1)
         full = self._ceiling(cell, bucket) + max(held, bucket.was_held)
         bucket.was_held = held
         refilled = bucket.level + bucket.rate * (slot - bucket.slot)
@@ -346,24 +350,22 @@ class Audit:
                 silent += sum(amount for slot, amount in promised.items() if slot > reported)
         return silent
 
-    def _on_their_own(self, books: _Books, bucket: _Bucket, last: int) -> float:
+    def _on_their_own(self, books: _Books, cell: Cell, bucket: _Bucket, last: int) -> float:
         """What nodes that wait for a central that was away take, beside their promises."""
         own = 0.0
         for node, until in books.alone.items():
             since = max([books.heard[node][2], *bucket.promised.get(node, ())])
-            own += bucket.safe.get(node, 0.0) * max(0, min(last, until) - since)
+            own += self._safe.get((node, cell), 0.0) * max(0, min(last, until) - since)
         return own
 
     def _notice_absence(self, books: _Books, present: int) -> None:
-        """Who is away for longer than quotas are reused finds its nodes on their own."""
-        if not (books.is_restored or 0 <= books.assigned < present - _LEASE + 1):
-            return
-        books.is_restored = False
-        books.back = present
-        until = present + math.ceil(_RETURN_SECONDS / self._scenario.slot_seconds)
-        there = books.assigned - _SILENT_SLOTS
-        books.alone = {node: until for node, heard in books.heard.items() if heard[2] >= there}
-        books.assigned = max(books.assigned, present)
+        """Who was away for longer than quotas are reused finds its nodes on their own."""
+        left, books.left = books.left, None
+        if left is not None and present > left + _LEASE:
+            books.back = present
+            until = present + math.ceil(_RETURN_SECONDS / self._scenario.slot_seconds)
+            there = max((heard[2] for heard in books.heard.values()), default=0) - 1
+            books.alone = {node: until for node, heard in books.heard.items() if heard[2] >= there}
 
     def _outstanding(self, books: _Books, bucket: _Bucket, last: int, now_slot: int) -> float:
         outstanding = 0.0

@@ -415,7 +415,6 @@ def test_a_refusal_says_for_how_long(host: Host) -> None:
         ({3: 1.0}, "must be a str, got 3"),
         ("requests", "must be a dict of amounts by resource, got 'requests'"),
         ([], r"must be a dict of amounts by resource, got \[\]"),
-        ([], r"must be a dict of amounts by resource, got \[\]"),
         ({f"r{number}": 1.0 for number in range(65)}, "at most 64 resources, got 65"),
     ],
 )

@@ -106,6 +106,11 @@ class Reporter:
 
     # The slot
 
+    def attend(self, now: float) -> None:
+        """Begin a new window if its time has come. Every call does so; without one nothing does."""
+        if now >= self._turn_at:
+            self._turn(now)
+
     def _turn(self, now: float) -> None:
         """A new window has begun."""
         slot_seconds = self._host.slot_seconds
@@ -185,8 +190,7 @@ class Reporter:
             raise ProtocolError(
                 f"{central!r} says that it is {message.time!r}, expected seconds up to {_LATEST:g}"
             )
-        if now >= self._turn_at:
-            self._turn(now)
+        self.attend(now)
         if isinstance(message, Quota):
             self._receive_quota(now, central, message)
         else:
@@ -279,8 +283,7 @@ class Reporter:
 
     def outgoing(self, now: float) -> list[tuple[str, Report | Ask]]:
         """What is to be sent now, and to which central."""
-        if now >= self._turn_at:
-            self._turn(now)
+        self.attend(now)
         messages: list[tuple[str, Report | Ask]] = []
         if self._reported < 0:
             self._ready = self._report(now, self._slot - 1, leaving=False)
@@ -313,8 +316,7 @@ class Reporter:
 
     def leave(self, now: float) -> list[tuple[str, Report]]:
         """The last reports: the node stops, and hands back what it was promised."""
-        if now >= self._turn_at:
-            self._turn(now)
+        self.attend(now)
         return self._report(now, self._slot, leaving=True)
 
     def _report(self, now: float, slot: int, *, leaving: bool) -> list[tuple[str, Report]]:
@@ -353,8 +355,7 @@ class Reporter:
 
     def status(self, now: float) -> NodeStatus:
         """How the node stands."""
-        if now >= self._turn_at:
-            self._turn(now)
+        self.attend(now)
         return NodeStatus(
             node=self._host.node_id,
             boot=self.boot,
@@ -373,13 +374,12 @@ class Reporter:
 
     def slot_and_window(self, now: float) -> tuple[int, int]:
         """The slot that requests are counted in, and which of the node's own windows it is."""
-        if now >= self._turn_at:
-            self._turn(now)
+        self.attend(now)
         return self._slot, self._window
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self._host.node_id!r}, slot={self._slot}, "
+            f"Reporter({self._host.node_id!r}, slot={self._slot}, "
             f"epoch={self._epoch}, leader={self._leader!r}, quota_age={self._hands.age}, "
             f"users={len(self._host)})"
         )

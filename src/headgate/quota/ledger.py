@@ -29,7 +29,7 @@ from headgate.quota.entries import Entry
 from headgate.quota.limits_table import LimitsTable
 from headgate.quota.protocol import Ask, Report, ServiceQuota, Share
 from headgate.quota.service import BucketService, MakeService, Service, Shares
-from headgate.quota.snapshot import BookDump, pack, unpack
+from headgate.quota.snapshot import BookDump, OtherSlots, pack, unpack
 
 __all__ = ["Assignment", "Ledger", "Rule", "Sum"]
 
@@ -515,7 +515,7 @@ class Ledger:
             raise ValueError("only a ledger that has booked nothing yet can be restored")
         head, books = unpack(packed)
         if head["slot_seconds"] != self.slot_seconds:
-            raise ConfigError(
+            raise OtherSlots(
                 f"the snapshot has slots of {head['slot_seconds']} s, expected {self.slot_seconds}"
             )
         try:

@@ -66,7 +66,7 @@ def _hops(node: int, t: float) -> float:
 USERS = (
     User(
         "steady",
-        "asks for 80 a second, which is within his limit, and loses nothing",
+        "asks for 80 a second; while that is within his limit, he loses nothing",
         limit=100.0,
         burst_seconds=1.0,
         rate=_everywhere(80.0),
@@ -74,7 +74,7 @@ USERS = (
     ),
     User(
         "greedy",
-        "asks for three times his limit, and gets his limit in every second",
+        "asks for 600 a second; what passes is his limit, in every second",
         limit=200.0,
         burst_seconds=1.0,
         rate=_everywhere(600.0),
@@ -91,7 +91,7 @@ USERS = (
     ),
     User(
         "hopper",
-        "asks for five times his limit, at another node every 1 to 3 s",
+        "asks for 500 a second, at another node every 1 to 3 s",
         limit=100.0,
         burst_seconds=10.0,
         rate=_hops,

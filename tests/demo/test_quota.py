@@ -340,6 +340,19 @@ def test_a_second_is_held_against_a_bucket_of_the_limit(
     assert found == pytest.approx({"over_second": over, "under": under}, abs=0.001)
 
 
+@pytest.mark.parametrize(("burst", "under"), [([150, 100], 0.0), ([120, 105], 0.1)])
+def test_what_was_left_unused_may_be_taken_later_and_is_missed_if_not(
+    burst: list[int], under: float
+) -> None:
+    quiet = [Second(WARM_UP + number, 50.0, 10.0, 0, 0) for number in range(4)]
+    busy = [
+        Second(WARM_UP + 4 + number, 50.0, 10.0, asked, admitted)
+        for number, (asked, admitted) in enumerate(zip([240, 210], burst, strict=True))
+    ]
+    # 200 were saved: half of them and 50 pass in the first second, then half of the rest and 50.
+    assert measured(BURSTY, quiet + busy)["under"] == pytest.approx(under)
+
+
 def test_one_who_hops_is_judged_by_the_whole_run() -> None:
     found = measured(HOPPER, seconds_of(HOPPER, [205, 5] * 5))
     assert found == {"over_run": 0.05, "under": -0.05}

@@ -28,8 +28,9 @@ _LEAVES = list(accumulate(seconds for _, seconds in _STAYS))
 class Goals:
     """The most that is allowed of what `quota_record` measures.
 
-    `under` of one who hops is only a sign of life: what a node was promised for him when he left
-    is lost to him until it has come back, so he gets less than the others.
+    5 % and 2 % are the figures for real time. For two users 2 % from below would not be true,
+    though nothing is lost to them for good: what was promised to a node at which a burst does not
+    come, or which the hopper has left, is back in the bucket two slots later.
     """
 
     over_second: float | None
@@ -78,7 +79,7 @@ USERS = (
         limit=200.0,
         burst_seconds=1.0,
         rate=_everywhere(600.0),
-        goals=Goals(over_second=0.05, over_run=None, under=0.05),
+        goals=Goals(over_second=0.05, over_run=None, under=0.02),
     ),
     User(
         "bursty",
@@ -95,6 +96,6 @@ USERS = (
         limit=100.0,
         burst_seconds=10.0,
         rate=_hops,
-        goals=Goals(over_second=None, over_run=0.1, under=0.75),
+        goals=Goals(over_second=None, over_run=0.1, under=0.5),
     ),
 )

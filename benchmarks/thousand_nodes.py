@@ -1,7 +1,7 @@
 """A real central with a thousand nodes: how long until a report is answered?
 
 The central is a process of its own, pinned to one core. The nodes are a thousand websockets of
-this process: each sends a report of its users in every slot, spread over the first tenth of the
+this process: each sends a report of its users in every slot, spread over the first fifth of the
 slot as real nodes do, and notes how long the Ack takes, and for which slots it was sent a quota.
 Times are wall seconds, and have in them what this process needs to read the answers.
 """
@@ -25,7 +25,7 @@ from headgate.quota.wire import SUBPROTOCOL, NodeWire
 __all__ = ["Answers", "measure"]
 
 _LIMITS = '[[limit]]\nservice = "front"\nuser = "*"\nburst_seconds = 10\nrequests = 100\n'
-_SPREAD = 0.1
+_SPREAD = 0.2
 _WARM_UP = 3  # slots that are not counted
 _ACK, _QUOTA = 3, 4
 _CLOSE = 0x88

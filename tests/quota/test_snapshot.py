@@ -46,6 +46,27 @@ def test_a_debt_outlives_the_central() -> None:
     assert level < -40_000.0
 
 
+@pytest.mark.parametrize("away", [1, 3, 5, 30])
+def test_what_nodes_live_on_until_they_are_back_is_not_given_to_those_who_are(away: int) -> None:
+    fleet = busy()
+    other = Ledger([entry(r=1000.0)])
+    other.restore(fleet.ledger.snapshot())
+    for _ in range(away):
+        fleet.slot += 1
+        for name in fleet.names:
+            fleet.consumed[name] += 250.0  # the share they had, or the safe one
+    shares = []
+    for _ in range(6):  # one of four is back, and lives on what it is given
+        other.book(fleet.slot, fleet.report("node-0"))
+        other.assign(fleet.slot)
+        shares.append(other.quota(fleet.slot, "node-0")["front"].users["u"]["r"])
+        fleet.consumed["node-0"] += shares[-2].amount if len(shares) > 1 else 250.0
+        fleet.slot += 1
+    assert [share.amount for share in shares[:4]] == pytest.approx([250.0] * 4, abs=2.0)
+    assert [share.safe for share in shares[:4]] == pytest.approx([250.0] * 4, abs=2.0)
+    assert shares[5].amount >= 999.0  # after four seconds the others are gone
+
+
 def test_reports_that_are_in_the_snapshot_are_not_booked_again() -> None:
     fleet = busy()
     other = Ledger([entry(r=1000.0)])

@@ -19,6 +19,7 @@ ROWS = [
     "join",
     "death",
     "partition",
+    "return",
     "lossy",
     "skewed-clocks",
     "flood",

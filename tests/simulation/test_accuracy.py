@@ -11,7 +11,7 @@ import os
 import pytest
 
 from headgate.sim.runs import run
-from headgate.sim.scenario import load
+from headgate.sim.scenario import Scenario, load
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
@@ -44,6 +44,7 @@ ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     # Half of the fleet on its safe shares beside a half that has the whole limit: 1.5 times.
     "partition": ({"over_1": 0.52, "over_10": 0.52}, {}),
     "lossy": ({"over_60": 0.01}, {}),
+    "return": ({"over_1": 0.03, "over_10": 0.005, "under": 0.02}, {"lowest_second": 0.9}),
     "skewed-clocks": (OVERLOAD, {"lowest_second": 0.9}),
     "flood": ({"rejected": 0.01, "over_10": 0.005}, {}),
     "fairness": ({}, {"jain": 0.99}),
@@ -70,6 +71,53 @@ def test_a_row_of_the_accuracy_table(name: str) -> None:
         for figure, bound in at_least.items():
             assert measures[figure] >= bound, (seed, figure, measures[figure])
         assert measures.unrecorded == 0.0, (seed, measures.unrecorded)
+
+
+@pytest.mark.parametrize("what", ["crash", "freeze"])
+@pytest.mark.parametrize("away", [1.0, 2.0, 4.0, 6.0, 8.0, 20.0])
+def test_a_central_comes_back_whatever_time_it_was_away(what: str, away: float) -> None:
+    scenario = _returning(what, away)
+    for seed in SEEDS:
+        measures = run(scenario, seed=seed).measures
+        assert measures["over_1"] <= 0.05, (seed, measures["over_1"])
+        assert measures["over_10"] <= 0.005, (seed, measures["over_10"])
+        assert measures["lowest_second"] >= 0.9, (seed, measures["lowest_second"])
+        assert measures.unrecorded == 0.0, seed
+
+
+@pytest.mark.parametrize("away", [1.0, 5.0, 20.0])
+def test_one_that_has_lost_its_books_gives_the_first_what_others_use(away: float) -> None:
+    scenario = _returning("crash", away, disk=False)
+    for seed in SEEDS:
+        measures = run(scenario, seed=seed).measures
+        assert measures["over_1"] <= 0.5, (seed, measures["over_1"])
+        assert measures["over_10"] <= 0.1, (seed, measures["over_10"])
+        assert measures["lowest_second"] >= 0.2, (seed, measures["lowest_second"])
+
+
+def _returning(what: str, away: float, *, disk: bool = True) -> Scenario:
+    """The scenario "return" with another absence.
+
+    The nodes of a central that is frozen leave it after five seconds. What they have sent until
+    then is heard when it thaws. Bob, who is within his limit, is left out: of what chance brings
+    to one node, its safe share may refuse some.
+    """
+    scenario = load("return")
+    absence, *partitions = scenario.faults
+    assert absence.seconds is not None
+    back = absence.at + away
+    left = back - 0.3 if what == "crash" else absence.at + 5.0
+    faults = [dataclasses.replace(absence, what=what, seconds=away, disk=disk)]
+    for partition in partitions:
+        assert partition.seconds is not None
+        found = back + partition.at + partition.seconds - absence.at - absence.seconds
+        if left < back:
+            faults.append(dataclasses.replace(partition, at=left, seconds=found - left))
+    return dataclasses.replace(
+        scenario,
+        traffic=tuple(traffic for traffic in scenario.traffic if traffic.user == "alice"),
+        faults=tuple(faults),
+    )
 
 
 def test_one_per_minute_on_64_nodes_lets_one_through_per_minute() -> None:

@@ -59,6 +59,14 @@ TOO_MUCH_PASSED = broken(r"node-\d+ let .* through in slot .* in hand")
 
 MUTANTS = [
     Mutant(
+        "nodes that are on their own are taken to spend nothing",
+        BOOK,
+        "return cell.safe * (slot - since) if slot > since else 0.0",
+        "return 0.0",
+        "return",
+        TOO_MUCH_PROMISED,
+    ),
+    Mutant(
         "promises are not deducted",
         BOOK,
         "available = bucket.level + bucket.rate - held - outstanding",

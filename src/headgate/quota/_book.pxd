@@ -46,7 +46,9 @@ cdef class Book:
     cdef Cell *_cell(self, Bucket *bucket, int node) except NULL
     cdef Sums _sums(self, long long slot)
     cdef int _day(self, long long slot) noexcept
-    cdef double _outstanding(self, Bucket *bucket)
+    cdef double _outstanding(self, Bucket *bucket, long long slot)
+    cdef double _on_its_own(self, Cell *cell, long long slot) noexcept
+    cdef double _of_silent(self, Cell *cell, long long slot) noexcept
     cdef int _know(self, Dictionary dictionary, int service) except -1
     cdef int _find(self, Dictionary dictionary, int entry, long long slot) except -1
     cdef int _tell(self, int number, const News *news, Sums sums, Usage usage) except -1

@@ -478,8 +478,6 @@ cdef class Book:
         if self.phase == AT_REST:
             if slot <= self.assigned:
                 return True
-            if slot > self.assigned + 4:
-                self._lapse(slot)
             self.phase = ASSIGNING
             self.begun = slot
             self.done = 0
@@ -594,21 +592,34 @@ cdef class Book:
                     users.setdefault(name[0], {})[name[1]] = given.amount
         return result
 
-    def _lapse(self, long long slot):
-        """We were away for longer than promises last: what may the nodes have spent meanwhile?
+    def come_back(self, long long slot):
+        """We were away, and it is `slot` now; `nodes` knows who is on his own since.
 
-        What they had, and their safe share in each slot since; until they tell.
+        What they have spent meanwhile was covered by the refill of that time: it must find room.
         """
         cdef Py_ssize_t number
         cdef int i
-        cdef Cell *cell
-        cdef long long since
+        cdef Bucket *bucket
         for number in range(self.count):
-            for i in range(self.buckets[number].count):
-                cell = &self.buckets[number].cells[i]
-                since = max(self.nodes.reported[cell.node], self.first + cell.until - 1)
-                if self.assigned - self.nodes.reported[cell.node] < GONE_SLOTS and slot > since:
-                    cell.lapsed = <float> (cell.safe * (slot - since))
+            bucket = &self.buckets[number]
+            bucket.held = 0.0
+            for i in range(bucket.count):
+                bucket.held += self._of_silent(&bucket.cells[i], slot)
+        self.assigned = slot - 1
+
+    cdef double _on_its_own(self, Cell *cell, long long slot) noexcept:
+        """What a node takes up to the end of `slot` beside its promises: where it has none, its safe share."""
+        cdef long long since = max(self.nodes.reported[cell.node], self.first + cell.until - 1)
+        return cell.safe * (slot - since) if slot > since else 0.0
+
+    cdef double _of_silent(self, Cell *cell, long long slot) noexcept:
+        """What a node that we do not hear may have taken by the end of `slot`, and what its requests hold."""
+        return (
+            cell.held
+            + cell.lapsed
+            + promised_after(cell, self.first, self.nodes.reported[cell.node])
+            + self._on_its_own(cell, min(slot, self.nodes.alone[cell.node]))
+        )
 
     cdef int _assign(self, int number, long long slot) except -1:
         cdef Bucket *bucket = &self.buckets[number]
@@ -642,14 +653,17 @@ cdef class Book:
                 # It is as good as spent, and takes no room in the bucket: one that holds little
                 # could else not give out all of its refill until the node is forgotten.
                 wishes[i].demand = -1.0
-                held += cell.held + promised_after(cell, first, reported)
-                outstanding += cell.lapsed
+                held += self._of_silent(cell, slot + 1)
+                if self.nodes.alone[cell.node] > slot:
+                    total += cell.safe  # the safe shares of all are one slot's refill
                 late = True
                 continue
             cell.lapsed = 0.0
             late = late or reported < slot - 1
             held += cell.held
             outstanding += promised_after(cell, first, reported)
+            if first + cell.until - 1 < slot:
+                outstanding += self._on_its_own(cell, slot)
             # Not a word of it in the last report, or in that of the slot in which it was asked for.
             if first + cell.listed <= reported and (
                 cell.demand != <float> INFINITY or first + cell.asked <= reported + 1
@@ -858,7 +872,9 @@ cdef class Book:
                     promise(cell, self.first, target, 0.0)
                 if not again:
                     available = (
-                        bucket.level + bucket.rate * max(0, last + 1 - bucket.slot) - self._outstanding(bucket)
+                        bucket.level
+                        + bucket.rate * max(0, last + 1 - bucket.slot)
+                        - self._outstanding(bucket, last + 1)
                     )
                     amount = part_for_asker(available, bucket.rate, cost_of_request(bucket))
                     cell.promised[target & 3] += <float> amount
@@ -871,15 +887,18 @@ cdef class Book:
                     out.count += 1
         return [share for share in result if share[0] <= told]
 
-    cdef double _outstanding(self, Bucket *bucket):
+    cdef double _outstanding(self, Bucket *bucket, long long slot):
+        """What may be taken up to the end of `slot` and is not reported, and what running requests hold."""
         cdef int i
         cdef double outstanding = 0.0
         cdef Cell *cell
         for i in range(bucket.count):
             cell = &bucket.cells[i]
-            outstanding += cell.held + promised_after(cell, self.first, self.nodes.reported[cell.node])
             if self.assigned - self.nodes.reported[cell.node] >= GONE_SLOTS:
-                outstanding += cell.lapsed
+                outstanding += self._of_silent(cell, slot)
+            else:
+                outstanding += cell.held + promised_after(cell, self.first, self.nodes.reported[cell.node])
+                outstanding += self._on_its_own(cell, slot)
         return outstanding
 
     # Limits
@@ -964,6 +983,7 @@ cdef class Book:
         cdef Cell *cell
         cdef Cell old
         cdef int j, node
+        cdef bint is_silent
         if self.count:
             raise ValueError("only a new book can be loaded")
         if len(numbers) != len(names) * <Py_ssize_t> sizeof(row) or len(cells) % sizeof(Cell):
@@ -996,7 +1016,8 @@ cdef class Book:
                 old.node = node
                 cell = self._cell(bucket, node)
                 cell[0] = old
-                bucket.held += old.held
+                is_silent = assigned - self.nodes.reported[node] >= GONE_SLOTS
+                bucket.held += self._of_silent(cell, assigned) if is_silent else old.held
             if bucket.rate >= 0.0:
                 bucket.level = min(row[0], ceiling_of(bucket) + bucket.held)
         self._give_again()
@@ -1079,7 +1100,7 @@ cdef class Book:
     def outstanding(self, str user not None, str resource not None):
         """What is promised for slots that are not reported, and held by running requests."""
         number = self.users.get(user, {}).get(resource)
-        return 0.0 if number is None else self._outstanding(&self.buckets[<int> number])
+        return 0.0 if number is None else self._outstanding(&self.buckets[<int> number], self.assigned + 1)
 
     def release(self, str node_id not None):
         """A node hands back what it was promised: it has stopped."""

@@ -39,7 +39,7 @@ cdef struct Cell:
     int node
     int listed  # the slot of the last report with a line of it (from 1 on); 0: none yet
     int until  # the last slot of which something is promised (from 1 on)
-    float lapsed  # what it may have taken while we were away, until it reports
+    float lapsed  # what was promised by a clock that has gone back since, until it reports
     unsigned int sequence  # of the last report with a line of it; 0: none yet
     int asked  # the slot in which the node asked for it (from 1 on)
 
@@ -112,10 +112,10 @@ cdef inline double promised_after(Cell *cell, long long first, long long reporte
 
 
 cdef inline void promise(Cell *cell, long long first, long long slot, float amount) noexcept nogil:
-    """Promise an amount for a slot; nothing for those that were left out before it."""
+    """Promise an amount for a slot. In those that were left out before it, the node lives on its safe share."""
     cdef long long left_out = max(first + cell.until, slot - 3)
     while left_out < slot:
-        cell.promised[left_out & 3] = 0.0
+        cell.promised[left_out & 3] = cell.safe
         left_out += 1
     cell.promised[slot & 3] = amount
     cell.until = <int> (slot - first + 1)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The nodes of a ledger by number, and how far each has reported.
+"""The nodes of a ledger by number, how far each has reported, and who is taken to be on his own.
 
 A cell of a book names its node by number, and an assignment looks at every cell, so what it
 needs of a node stands in plain arrays. A number is given again only after `remove`, and the
@@ -15,7 +15,8 @@ cdef class Nodes:
     def __cinit__(self):
         self.reported = NULL
         self.lead = NULL
-        self.room = 0
+        self.alone = NULL
+        self.room = self.back = 0
         self.numbers = {}
         self.names = []
         self.free = []
@@ -23,6 +24,7 @@ cdef class Nodes:
     def __dealloc__(self):
         free(self.reported)
         free(self.lead)
+        free(self.alone)
 
     def add(self, str node_id not None, long long reported, int lead=1):
         """The number of a node, new or known; `reported` and `lead` are set."""
@@ -33,9 +35,12 @@ cdef class Nodes:
         found = self.numbers.get(node_id)
         if found is not None:
             number = found
+            if reported >= self.back - 1:
+                self.alone[number] = 0
         elif self.free:
             number = self.free.pop()
             self.names[number] = node_id
+            self.alone[number] = 0
         else:
             number = len(self.names)
             if number == self.room:
@@ -47,8 +52,13 @@ cdef class Nodes:
                 if grown == NULL:
                     raise MemoryError
                 self.lead = <int *> grown
+                grown = realloc(self.alone, max(16, 2 * self.room) * sizeof(long long))
+                if grown == NULL:
+                    raise MemoryError
+                self.alone = <long long *> grown
                 self.room = max(16, 2 * self.room)
             self.names.append(node_id)
+            self.alone[number] = 0
         self.numbers[node_id] = number
         self.reported[number] = reported
         self.lead[number] = lead
@@ -72,11 +82,27 @@ cdef class Nodes:
         cdef int number = self.numbers[node_id]
         return number, self.reported[number], self.lead[number]
 
+    def come_back(self, long long since, long long slot, long long until):
+        """We were away, and it is `slot` now. Who has reported since `since` is taken to live on his own.
+
+        So it is until he reports of the time since, but not beyond the slot `until`.
+        """
+        cdef Py_ssize_t number
+        self.back = slot
+        for number in range(len(self.names)):
+            self.alone[number] = until if self.reported[number] >= since else 0
+
+    def is_alone(self, str node_id not None, long long slot):
+        """Whether a node that we do not hear is taken to live on its own."""
+        return self.alone[<int> self.numbers[node_id]] >= slot
+
     def rebase(self, long long slot):
         """No node has reported more than `slot`: the clock has gone back."""
         cdef Py_ssize_t number
+        self.back = 0
         for number in range(len(self.names)):
             self.reported[number] = min(self.reported[number], slot)
+            self.alone[number] = 0
 
     def __contains__(self, node_id):
         return node_id in self.numbers

@@ -13,6 +13,7 @@ Limits may change at any time (`set_limits`); they take effect with the next ass
 """
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
@@ -51,6 +52,7 @@ _FORGET_NODES_AT_ONCE = 4
 _COLD_SLOTS = 2
 _COLD_NODES = 16
 _CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
+_RETURN_SECONDS = 4.0  # in which nodes find a central that is back: twice their longest back-off
 _LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
 _PART_CELLS = 100_000  # are assigned in some 3 ms
 _MOST_COVERED = 86_400  # slots that the first report of a node can tell of
@@ -121,6 +123,7 @@ class Ledger:
         self._services: dict[str, Service] = {}
         self._reported: dict[int, set[str]] = {}
         self._parts: Iterator[None] | None = None  # of the assignment that is going on
+        self._is_restored = False  # and nothing was booked or assigned since
 
     # Limits
 
@@ -149,6 +152,8 @@ class Ledger:
         if self._first is not None:
             if slot < self._assigned - _CATCH_UP_SLOTS:
                 self._rebase(slot)
+            elif self._is_restored or slot > self._assigned + _CATCH_UP_SLOTS:
+                self._come_back(slot)
             return
         if not isinstance(slot, int) or not 0 <= slot < 1 << 60:
             raise ValueError(f"slot must be a whole number from 0 up, got {slot!r}")
@@ -168,6 +173,19 @@ class Ledger:
         for book in self._books.values():
             book.rebase(slot)
         self._nodes.rebase(slot - 1)
+
+    def _come_back(self, slot: int) -> None:
+        """We were away. Nodes went on with what they had, and come back to us one after the other.
+
+        Until then they live on their safe shares, which are not for those who are here already.
+        """
+        self._finish()
+        self._is_restored = False
+        until = slot + math.ceil(_RETURN_SECONDS / self.slot_seconds)
+        self._nodes.come_back(self._assigned - MISSED_SLOTS + 1, slot, until)
+        self._assigned = max(self._assigned, slot - 1)
+        for book in self._books.values():
+            book.come_back(slot)
 
     def _change_limits(self, slot: int) -> None:
         if self._next_table is None:
@@ -251,7 +269,9 @@ class Ledger:
             )
         known.slot = max(known.slot, reported)
         known.booked_in = slot
-        self._nodes.add(report.node, slot - MISSED_SLOTS if report.leaving else known.slot)
+        self._nodes.add(report.node, known.slot)
+        if report.leaving:
+            self._nodes.add(report.node, slot - MISSED_SLOTS)
         self._note_reported(reported, report.node)
         how: _How = {
             "slots": covered,
@@ -380,7 +400,9 @@ class Ledger:
         else:
             self._parts = None
         self._forget_nodes(slot)
-        self._live = len(self.live_nodes(slot))
+        self._live = sum(
+            self.is_live(node, slot) or self._nodes.is_alone(node, slot) for node in self._known
+        )
 
     def _finish(self, up_to: int | None = None) -> None:
         """Bring an assignment that is going on to its end; only if it is of a slot `up_to`."""
@@ -514,6 +536,7 @@ class Ledger:
                 self._open(name)
             self._books[name].load(*dump, numbers, assigned=self._assigned)
         self._live = len(self._known)
+        self._is_restored = True
 
     # Looking
 

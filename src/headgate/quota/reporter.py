@@ -34,7 +34,7 @@ from headgate.quota.slot_clock import SlotClock
 __all__ = ["NodeStatus", "Reporter"]
 
 # The reports of many nodes are spread over this part of a slot.
-_SPREAD = 0.1
+_SPREAD = 0.2
 # A user who is free changes nothing; but as long as he comes, his record is freshened.
 _IDLE_WINDOWS = 120
 # Users at rest that are looked at after each report, at least; of many, an eighth.

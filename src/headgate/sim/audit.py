@@ -49,6 +49,7 @@ _SILENT_SLOTS = 3  # one that has not reported for so many gets nothing more
 _ROUND_TRIP_SLOTS = 3  # beside its burst a bucket holds a request and so many slots' refill
 _WAIT_SLOTS = 10  # so long nodes may take to tell of the time before the books were begun
 _LEASE = 3
+_RETURN_SECONDS = 4.0  # so long nodes may take to find a central that is back
 _FALLBACK = 10.0  # requests per second of a user nobody has told anything of
 _ROUNDING = 2e-5
 
@@ -104,6 +105,11 @@ class _Books:
     told: set[int] = field(default_factory=set)
     shadow: int = -1  # the highest slot that was given out before it led
     is_cold: bool = False  # it was not there from the beginning
+    left: int | None = None  # it is away since the assignment of this slot; -1: it has restarted
+    back: int = 0  # the slot in which it came back, after it was away
+    # The nodes that were there when it left and have not been heard since: the slot up to which
+    # they are taken to live on their safe shares.
+    alone: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -145,6 +151,7 @@ class Audit:
         self._hands: dict[str, _Hand] = {}
         self._sequences: dict[tuple[str, int], int] = {}
         self._told: dict[tuple[str, int, Cell], tuple[float, float]] = {}
+        self._safe: dict[tuple[str, Cell], float] = {}  # what nodes were told for bad times
         self._tallies: Mapping[tuple[str, int], Mapping[Cell, float]] = {}
         self._units: dict[Cell, float] = {}
         self._consumed: dict[Cell, float] = {}
@@ -167,8 +174,13 @@ class Audit:
         self._processes[name] = process
         if warm and name in self._disks:
             self._books[name] = copy.deepcopy(self._disks[name])
+            self._books[name].left = -1
         else:
             self._books[name] = _Books(slot, is_cold=name in self._books)
+
+    def central_frozen(self, name: str, time: float) -> None:
+        """A central stands still; `time`: what its clock says."""
+        self._books[name].left = math.floor(time / self._scenario.slot_seconds - 0.5)
 
     def snapshot_written(self, name: str) -> None:
         self._disks[name] = copy.deepcopy(self._books[name])
@@ -267,6 +279,7 @@ class Audit:
             return
         if now_slot > bucket.slot:
             self._refill(books, bucket, cell, now_slot)
+        self._safe[node, cell] = share.safe
         promised = bucket.promised.setdefault(node, {})
         before = promised.get(quota.slot, 0.0)
         promised[quota.slot] = share.amount
@@ -288,6 +301,7 @@ class Audit:
             bucket = books.buckets[cell]
             last = max(slot, books.assigned)
             outstanding = self._outstanding(books, bucket, last, now_slot)
+            outstanding += self._on_their_own(books, cell, bucket, last)
             there = bucket.level + rate * (last - now_slot)
             unit = self._units.get(cell, 1.0)
             if outstanding > there + _ROUNDING * max(outstanding, rate, unit):
@@ -315,6 +329,7 @@ class Audit:
     def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, slot: int) -> None:
         # A central knows what was held when it gave out last; since then some may have ended.
         held = sum(bucket.held.values()) + self._promised_to_silent(books, bucket, slot)
+        held += self._on_their_own(books, cell, bucket, slot + 1)
         full = self._ceiling(cell, bucket) + max(held, bucket.was_held)
         bucket.was_held = held
         refilled = bucket.level + bucket.rate * (slot - bucket.slot)
@@ -334,6 +349,23 @@ class Audit:
             if now_slot - reported >= _SILENT_SLOTS:
                 silent += sum(amount for slot, amount in promised.items() if slot > reported)
         return silent
+
+    def _on_their_own(self, books: _Books, cell: Cell, bucket: _Bucket, last: int) -> float:
+        """What nodes that wait for a central that was away take, beside their promises."""
+        own = 0.0
+        for node, until in books.alone.items():
+            since = max([books.heard[node][2], *bucket.promised.get(node, ())])
+            own += self._safe.get((node, cell), 0.0) * max(0, min(last, until) - since)
+        return own
+
+    def _notice_absence(self, books: _Books, present: int) -> None:
+        """Who was away for longer than quotas are reused finds its nodes on their own."""
+        left, books.left = books.left, None
+        if left is not None and present > left + _LEASE:
+            books.back = present
+            until = present + math.ceil(_RETURN_SECONDS / self._scenario.slot_seconds)
+            there = max((heard[2] for heard in books.heard.values()), default=0) - 1
+            books.alone = {node: until for node, heard in books.heard.items() if heard[2] >= there}
 
     def _outstanding(self, books: _Books, bucket: _Bucket, last: int, now_slot: int) -> float:
         outstanding = 0.0
@@ -391,6 +423,7 @@ class Audit:
             return
         # A node that no leader has told the time may be far ahead.
         present = math.floor(time / self._scenario.slot_seconds)
+        self._notice_absence(books, present)
         is_told = message.leaving or message.epoch >= 0
         slot, slots = min(message.slot, present if is_told else present - 1), 1
         if heard is not None:
@@ -408,9 +441,9 @@ class Audit:
                 bucket.held.pop(message.node, None)
         books.heard[message.node] = (message.boot, message.sequence, slot)
         books.seen[message.node] = present
-        # All but its last slot is old; and that too, if it comes after the assignment.
+        if slot >= books.back - 1:
+            books.alone.pop(message.node, None)
         is_late = math.floor(time / self._scenario.slot_seconds + 0.5) > slot + 1
-        older = slots - 1 + is_late
         totals = books.totals.setdefault((message.node, message.boot), {})
         for service, users in message.lines.items():
             for user, resources in users.items():
@@ -433,6 +466,9 @@ class Audit:
                             bucket.spilled += unseen - bucket.unseen
                             bucket.unseen = unseen
                             bucket.wait = max(bucket.wait, slot + _WAIT_SLOTS)
+                    # All but its last slot is old; and that too, if it comes after the assignment,
+                    # or after an answer to somebody who asked.
+                    older = slots - 1 + (is_late or bucket.slot > slot)
                     recovered = min(bucket.spilled, new * older / slots)
                     bucket.spilled -= recovered
                     bucket.level += recovered - new

@@ -270,7 +270,10 @@ class Cluster:
         self._changed(name)
 
     def freeze(self, name: str) -> None:
-        self.machine(name).freeze()
+        machine = self.machine(name)
+        if self._audit is not None and machine.up and name in self.centrals:
+            self._audit.central_frozen(name, machine.process.time(machine.now()))
+        machine.freeze()
         self._changed(name)
 
     def thaw(self, name: str) -> None:

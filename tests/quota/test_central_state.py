@@ -27,12 +27,18 @@ def test_every_report_is_acknowledged_with_the_time_it_was_sent_and_the_time_it_
 
 def test_a_node_that_is_new_is_told_at_once_what_newcomers_have() -> None:
     state = central()
-    _, (node, quota) = state.receive(0.25, report(1, START - 1))
+    _, (node, quota) = state.receive(0.25, report(1, START - 1, epoch=-1))
     assert node == "n"
     assert isinstance(quota, Quota)
     assert (quota.slot, quota.whole, quota.epoch) == (START, True, 1)
     assert quota.services["front"].newcomers == {"r": 100.0 / 16}
     assert len(state.receive(1.1, report(2, START))) == 1  # and then no more
+
+
+def test_a_node_that_has_heard_another_leader_goes_on_with_its_safe_shares() -> None:
+    (_, ack), *quotas = central().receive(0.25, report(1, START - 1, epoch=0))
+    assert isinstance(ack, Ack)
+    assert not quotas  # nobody is named in the one of this slot: all of its users would ask
 
 
 def test_the_quota_of_the_next_slot_comes_in_the_middle_of_each() -> None:

@@ -50,6 +50,7 @@ class Book:
         since: int = 0,
         is_known: bool = False,
         is_reborn: bool = False,
+        is_from_before: bool = False,
     ) -> Usage: ...
     def record_packed(
         self,
@@ -64,6 +65,7 @@ class Book:
         since: int = 0,
         is_known: bool = False,
         is_reborn: bool = False,
+        is_from_before: bool = False,
         deducts: bool = False,
     ) -> Usage | None: ...
     def find(self, lines: PackedLines, begin: int, end: int, slot: int, most: int) -> int: ...

@@ -40,6 +40,7 @@ from libc.string cimport memcpy, memmove, memset
 from headgate.errors import ProtocolError
 from headgate.quota._bucket cimport (
     FORGET_SLOTS,
+    MOST_GROWTH,
     ROUND_TRIP_SLOTS,
     SLACK,
     WHOLE_REQUESTS,
@@ -223,6 +224,7 @@ cdef class Book:
         unsigned int since=0,
         bint is_known=False,
         bint is_reborn=False,
+        bint is_from_before=False,
     ):
         """Bring the totals of a node up to a report that was checked, and tell what is new in it.
 
@@ -230,10 +232,13 @@ cdef class Book:
         has no total, what no leader has acknowledged is new; and all of it, if the node is reborn
         (we knew its last life, so that this one began in our time). A cell that the node may have
         forgotten has none: silent for long, and the node knows that we know. `is_known`: the
-        report before it is in the book.
+        report before it is in the book. `is_from_before`: it is the first of a node that has lived
+        under another leader.
         """
         cdef int node = self._node(node_id), number
-        cdef Booking booking = Booking(slot, self._day(slot), slots, sequence, since, is_known, is_reborn)
+        cdef Booking booking = Booking(
+            slot, self._day(slot), slots, sequence, since, is_known, is_reborn, is_from_before
+        )
         cdef Packed packed
         cdef News news
         cdef Cell *cell
@@ -265,6 +270,7 @@ cdef class Book:
         unsigned int since=0,
         bint is_known=False,
         bint is_reborn=False,
+        bint is_from_before=False,
         bint deducts=False,
     ):
         """As `record`, of the lines `begin` to `end`, which are of our service.
@@ -273,7 +279,9 @@ cdef class Book:
         the next lines need is fetched while a line is booked: to wait for memory is what costs.
         """
         cdef int node = self._node(node_id)
-        cdef Booking booking = Booking(slot, self._day(slot), slots, sequence, since, is_known, is_reborn)
+        cdef Booking booking = Booking(
+            slot, self._day(slot), slots, sequence, since, is_known, is_reborn, is_from_before
+        )
         cdef Usage usage = None if deducts else Usage(node_id, slots, self.names)
         cdef Sums sums
         cdef Found *found
@@ -380,7 +388,7 @@ cdef class Book:
         cdef int node = self._node(node_id), number
         cdef News news
         cdef Cell *cell
-        cdef Booking booking = Booking(slot, self._day(slot), 1, 0, 0, True, False)
+        cdef Booking booking = Booking(slot, self._day(slot), 1, 0, 0, True, False, False)
         cdef Usage usage = Usage(node_id, 1, self.names)
         cdef Sums sums = None
         for user in {**consumption, **rejection} if rejection else consumption:
@@ -673,7 +681,7 @@ cdef class Book:
         cdef const long long *reported_by = self.nodes.reported
         cdef const int *lead = self.nodes.lead
         cdef int i
-        cdef bint late = False
+        cdef bint late = False, is_awaiting = slot < self.nodes.awaited_until
         cdef long long first = self.first, reported, target
         cdef double held = 0.0, outstanding = 0.0, available, budget, amount, total = 0.0, in_parts = 0.0
         cdef double request, per_request, whole, requests_left, wanted, given, gathered = 0.0, safe_part
@@ -724,6 +732,9 @@ cdef class Book:
         available = bucket.level + bucket.rate - held - outstanding
         request = cost_of_request(bucket)
         budget = available
+        if is_awaiting:
+            budget = min(budget, self._grown(bucket, request))
+            total = max(total, bucket.rate)
         if budget > bucket.rate:
             budget = bucket.rate + 0.5 * (available - bucket.rate)
             if budget < request <= available:
@@ -753,7 +764,7 @@ cdef class Book:
                 continue
             cell = &bucket.cells[i]
             amount = wishes[i].share
-            if safe_part > 0.0 or bucket.rate == 0.0:
+            if (safe_part > 0.0 or bucket.rate == 0.0) and not (is_awaiting and cell.safe > 0.0):
                 cell.safe = <float> (amount * safe_part)
             if amount < whole and self.kind != CLASSIC:
                 # Whole requests go to the cell at which the parts so far make up one.
@@ -775,6 +786,16 @@ cdef class Book:
             ahead(&out.given[out.count + 12])
             out.count += 1
         return 0
+
+    cdef double _grown(self, Bucket *bucket, double request) noexcept:
+        """A bit more than what all cells live on. One of which that is not known may have everything."""
+        cdef double grown = 0.0
+        cdef int i
+        for i in range(bucket.count):
+            if bucket.cells[i].safe == 0.0:
+                return INFINITY
+            grown += MOST_GROWTH * bucket.cells[i].safe + request
+        return grown
 
     def _ask_rule(self, int number, double budget):
         """Let a rule that was handed in split the budget; what makes no sense is its error."""

@@ -18,6 +18,8 @@ cdef extern from *:
     #define ROUND_TRIP_SLOTS 3
     /* What no report has mentioned for so many slots is forgotten. */
     #define FORGET_SLOTS 60
+    /* Until all nodes had the time to come, nobody gets more than so much of what he lived on. */
+    #define MOST_GROWTH 1.1
     /* So long other nodes may take to tell of the time before a bucket was made. */
     #define WAIT_SLOTS 10
     /* Sums of fractions may fall short of a whole by so little. */
@@ -25,7 +27,7 @@ cdef extern from *:
     """
     const int WAIT_SLOTS
     const int ROUND_TRIP_SLOTS, FORGET_SLOTS
-    const double WHOLE_REQUESTS, SLACK
+    const double WHOLE_REQUESTS, SLACK, MOST_GROWTH
 
 cdef struct Cell:
     double consumed  # the node's total, as far as it is booked
@@ -140,6 +142,7 @@ cdef struct Booking:  # what holds for all lines of a report
     int slots  # that it covers
     unsigned int sequence, since
     bint is_known, is_reborn
+    bint is_from_before  # the first of a node that has lived under another leader
 
 cdef struct News:  # what is new in a line
     double consumed
@@ -211,6 +214,8 @@ cdef inline News book_line(const Booking *booking, Bucket *bucket, Cell *cell, c
         news.consumed = line.consumed if booking.is_reborn else line.consumed - line.settled
         news.rejected = line.rejected if booking.is_known or booking.is_reborn else 0
         news.requests = line.requests if booking.is_known or booking.is_reborn else 0
+        if booking.is_from_before:
+            cell.safe = <float> (news.consumed / booking.slots)  # for all we know, it lives on that
     else:
         news.consumed = max(0.0, line.consumed - cell.consumed)
         news.rejected = line.rejected - cell.rejected

@@ -16,7 +16,7 @@ cdef class Nodes:
         self.reported = NULL
         self.lead = NULL
         self.alone = NULL
-        self.room = self.back = 0
+        self.room = self.back = self.awaited_until = 0
         self.numbers = {}
         self.names = []
         self.free = []
@@ -99,7 +99,7 @@ cdef class Nodes:
     def rebase(self, long long slot):
         """No node has reported more than `slot`: the clock has gone back."""
         cdef Py_ssize_t number
-        self.back = 0
+        self.back = self.awaited_until = 0
         for number in range(len(self.names)):
             self.reported[number] = min(self.reported[number], slot)
             self.alone[number] = 0

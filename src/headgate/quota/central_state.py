@@ -99,7 +99,6 @@ class CentralState:
             self._follow_clock(now, message.node, message.slot)
         slot = self.slot(now)
         was_live = self.ledger.is_live(message.node, slot)
-        is_known = self.ledger.booked(message.node, message.boot) > 0
         self.ledger.book(slot, message)
         ack = Ack(
             self.name,
@@ -111,10 +110,10 @@ class CentralState:
             self.time(now),
         )
         answer: list[tuple[str, Ack | Quota]] = [(message.node, ack)]
-        has_shares = was_live or (is_known and message.epoch >= 0)
+        has_shares = was_live or message.epoch >= 0
         if self.leads and not has_shares and self.ledger.is_live(message.node, slot):
             # Do not let a node that is new wait for the next assignment: it is told now what
-            # everyone has, and can ask for the rest. One that is back has its safe shares.
+            # everyone has, and can ask for the rest. One that has heard a leader has safe shares.
             answer.append((message.node, self._quota(now, slot, message.node)))
         return answer
 

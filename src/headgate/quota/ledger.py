@@ -82,6 +82,7 @@ class _How(TypedDict):
     since: int
     is_known: bool
     is_reborn: bool
+    is_from_before: bool
 
 
 class Ledger:
@@ -106,6 +107,7 @@ class Ledger:
             raise ValueError(f"nr_slot must be from 1 to {_MOST_PAST_SLOTS}, got {nr_slot!r}")
         self.slot_seconds = slot_seconds
         self.nr_slot = nr_slot
+        self._return_slots = math.ceil(_RETURN_SECONDS / slot_seconds)
         self.errors: dict[str, int] = {}  # of each service
         self._assignment = assignment
         self._make_services = dict(services or {})
@@ -182,8 +184,8 @@ class Ledger:
         """
         self._finish()
         self._is_restored = False
-        until = slot + math.ceil(_RETURN_SECONDS / self.slot_seconds)
-        self._nodes.come_back(self._assigned - MISSED_SLOTS + 1, slot, until)
+        since = self._assigned - MISSED_SLOTS + 1
+        self._nodes.come_back(since, slot, slot + self._return_slots)
         self._assigned = max(self._assigned, slot - 1)
         for book in self._books.values():
             book.come_back(slot)
@@ -257,10 +259,13 @@ class Ledger:
             return False
         # No slot is over before its time, whatever a node says that lives by a clock of its own.
         reported = min(report.slot, slot if report.leaving or report.epoch >= 0 else slot - 1)
+        # Our books are younger than what it tells.
+        is_from_before = known is None and report.settled_slot >= 0
         if known is None or is_reborn:
             covered = 1
-            if known is None and report.settled_slot >= 0:
-                # Our books are younger than what it tells.
+            if is_from_before:
+                if not self._known:
+                    self._nodes.awaited_until = slot + self._return_slots
                 covered = min(max(1, reported - report.settled_slot), _MOST_COVERED)
             if is_reborn:
                 self._drop_cells(report.node)
@@ -280,6 +285,7 @@ class Ledger:
             "since": report.since,
             "is_known": is_known,
             "is_reborn": is_reborn,
+            "is_from_before": is_from_before,
         }
         if isinstance(report.lines, PackedLines):
             self._book_packed(report.node, reported, report.lines, how)

@@ -274,6 +274,7 @@ WELL = {
 }
 
 
+@pytest.mark.no_cover  # whole clusters in virtual time: three times as long with it
 @pytest.mark.parametrize("what", WELL)
 def test_no_alarm_is_false(what: str) -> None:
     seconds, nodes, rest = WELL[what]

@@ -1,6 +1,7 @@
 """The examples do what their first lines say: with real servers, so in real time."""
 
 import contextlib
+import os
 import re
 import socket
 import subprocess
@@ -14,7 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate import SharedKeyed
+from headgate import Central, SharedKeyed
+from headgate.quota._host import Host
+from headgate.quota._names import name_of_memory
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -108,6 +111,46 @@ def test_flask_holds_each_name_to_three_attempts(flask_url: str) -> None:
 
         assert attempts("ann") == [200, 200, 200, 429]
         assert attempts("bob") == [200, 200, 200, 429]
+
+
+QUOTA_SERVERS = {
+    "fastapi": ("uvicorn", "examples.quota_fastapi:app", "--workers", "2", "--port", "PORT"),
+    "flask": (
+        *("gunicorn", "--workers", "2", "--threads", "2", "--preload", "--bind", "127.0.0.1:PORT"),
+        "examples.quota_flask:create_app()",
+    ),
+}
+
+
+@pytest.mark.parametrize("framework", QUOTA_SERVERS)
+def test_with_quotas_workers_hold_a_user_to_his_and_book_all_of_it_before_they_exit(
+    framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node_id = f"example-{framework}-{os.getpid()}"
+    monkeypatch.setenv("NODE_ID", node_id)
+    try:
+        with Central(str(ROOT / "examples/quota_limits.toml"), listen="127.0.0.1:0") as central:
+            monkeypatch.setenv("CENTRAL", central.url)
+            with (
+                served(*QUOTA_SERVERS[framework]) as url,
+                httpx.Client(base_url=url, headers={"X-User": "bob"}) as client,
+            ):
+                began = time.monotonic()
+                statuses: Counter[int] = Counter()
+                while time.monotonic() - began < 2.0:
+                    statuses[client.get("/").status_code] += 1
+                lasted = time.monotonic() - began
+                assert set(statuses) == {200, 429}
+                # Ten a second until the central has answered, and then five.
+                assert 5 <= statuses[200] <= 5 * lasted + 20
+                assert {client.get("/health").status_code for _ in range(20)} == {200}
+                assert f'headgate_node_users{{node="{node_id}"' in client.get("/metrics").text
+            usage = httpx.get(f"{central.url}/api/usage", params={"service": "front"}).json()
+            [bob] = [user for user in usage["users"] if user["user"] == "bob"]
+            assert bob["resources"]["requests"]["recorded"] == statuses[200]
+            assert bob["resources"]["database_read"]["recorded"] == 3 * statuses[200]
+    finally:
+        Host.unlink(name_of_memory(node_id))
 
 
 def test_the_crawler_reads_its_little_site() -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import http.client
+import http.server
 import json
 import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -473,3 +475,55 @@ def test_a_proxy_that_is_not_open_says_so() -> None:
             await Proxy("http://a")({"type": "websocket"}, None, None)  # type: ignore[arg-type]
 
     asyncio.run(story())
+
+
+class _Hello(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"hello")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def tls_upstream(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Its URL, and the certificate that it has given itself."""
+    cert, key = tmp_path / "upstream.crt", tmp_path / "upstream.key"
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+        *("-nodes", "-days", "2", "-subj", "/CN=localhost"),
+        *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hello)
+    server.socket = context.wrap_socket(
+        server.socket, server_side=True, do_handshake_on_connect=False
+    )
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # who trusts us not, hangs up
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_port}", cert
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("is_trusted", "status"), [(True, 200), (False, 502)])
+def test_an_upstream_behind_tls_is_asked_if_its_certificate_is_trusted(
+    tls_upstream: tuple[str, Path],
+    central: SmallCentral,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_trusted: bool,
+    status: int,
+) -> None:
+    url, cert = tls_upstream
+    if is_trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    with headgate_node(url, central.url, tmp_path / "memory") as node:
+        assert node.ask()[0] == status

@@ -402,6 +402,23 @@ def test_a_refusal_says_for_how_long(host: Host) -> None:
     assert (caught.value.resource, caught.value.retry_after) == ("requests", 0.75)
 
 
+def test_who_comes_again_when_he_was_told_to_is_let_in(shared: str) -> None:
+    """Of the system's clock: the coarse one, which is behind, refuses nobody."""
+    fallback = {"requests": 40.0}  # four in a slot
+    host = Host("n1", shared=shared, fallback=fallback, slot_seconds=0.1)
+    cost = {"requests": 1.0}
+    for _ in range(8):
+        with pytest.raises(Throttled) as caught:
+            while True:
+                host.throttle("front", "ann", cost)
+                host.consume("front", "ann", cost)
+        assert 0.0 <= caught.value.retry_after <= 0.1
+        time.sleep(caught.value.retry_after)
+        assert host.allows("front", "ann", cost)
+        host.consume("front", "ann", cost)
+    host.close()
+
+
 @pytest.mark.parametrize(
     ("amounts", "message"),
     [

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import orjson
 
+from benchmarks import changing_users
 from benchmarks.classic import ClassicBook
 from benchmarks.harness import Row
 from benchmarks.quota import CAPACITY, NODES, RATE, RESOURCES, demand_of
@@ -86,6 +87,7 @@ def rows(users: int = 5_000) -> list[Row]:
         *(capacity(f"{kind}, {size}", ours[kind], peer, _GOALS[kind]) for kind in kinds),
         *(row for kind in kinds for row in stages(kind, ours[kind], peer)),
         *connected(),
+        changing_users.row(),
     ]
 
 

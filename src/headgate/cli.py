@@ -379,7 +379,13 @@ def _add_limits(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def _limits(arguments: argparse.Namespace, clock: Clock) -> int:
     from headgate.quota.entries import Entry
-    from headgate.quota.limits_command import CentralClient, parse_rates, read_admin_token, table
+    from headgate.quota.limits_command import (
+        CentralClient,
+        parse_rates,
+        read_admin_token,
+        table,
+        warnings,
+    )
 
     entry = None
     if arguments.act == "set":
@@ -393,6 +399,9 @@ def _limits(arguments: argparse.Namespace, clock: Clock) -> int:
         if arguments.token_file is not None:
             token = read_admin_token(arguments.token_file)
         central = CentralClient(arguments.url, token=token, ca=arguments.ca)
+    except ConfigError as error:
+        arguments.parser.error(str(error))
+    try:
         if entry is not None:
             answer = central.set(entry)
         elif arguments.act == "remove":
@@ -408,6 +417,8 @@ def _limits(arguments: argparse.Namespace, clock: Clock) -> int:
         sys.stdout.write(f"removed: {arguments.service} {arguments.user}\n")
     else:
         sys.stdout.write(table(answer.get("limits")))
+        for warning in warnings(answer) if arguments.act == "list" else ():
+            sys.stderr.write(f"headgate limits: {warning}\n")
     return 0
 
 

@@ -62,6 +62,31 @@ def central() -> StandIn:
     return StandIn([ANN])
 
 
+def code_of(*words: str) -> object:
+    """The exit code of a command that makes no sense."""
+    with pytest.raises(SystemExit) as caught:
+        main(["limits", *words])
+    return caught.value.code
+
+
+def test_a_source_that_fails_is_told_with_its_limits(
+    central: StandIn, serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = ("--url", serve(central.app))
+    assert main(["limits", "list", *url]) == 0
+    assert capsys.readouterr().err == ""
+    central.keeper.error = "limits.toml cannot be read:\x1b[2J gone"
+    central.keeper.complaints = [f"limit {n} is bad" for n in range(12)]
+    assert main(["limits", "list", *url]) == 0
+    told = capsys.readouterr()
+    assert "ann" in told.out
+    lines = told.err.splitlines()
+    older = "headgate limits: the source cannot be read, older limits hold: limits.toml"
+    assert lines[0] == f"{older} cannot be read:?[2J gone"
+    assert lines[1] == "headgate limits: limit 0 is bad"
+    assert lines[11:] == ["headgate limits: and 2 more like these"]
+
+
 def test_limits_are_set_listed_and_removed(
     central: StandIn, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,7 +191,7 @@ def test_a_token_file_without_a_token_is_told_without_the_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
 ) -> None:
     path = token_file(tmp_path, text)
-    assert main(["limits", "list", "--token-file", str(path)]) == 1
+    assert code_of("list", "--token-file", str(path)) == 2
     told = capsys.readouterr().err
     assert why in told
     assert "secret" not in told
@@ -177,7 +202,7 @@ def test_a_token_file_that_others_may_read_is_refused(
 ) -> None:
     path = token_file(tmp_path, TOKEN)
     path.chmod(0o644)
-    assert main(["limits", "list", "--token-file", str(path)]) == 1
+    assert code_of("list", "--token-file", str(path)) == 2
     assert "chmod 600" in capsys.readouterr().err
 
 
@@ -220,7 +245,7 @@ def test_what_a_server_says_cannot_move_the_cursor(
     ["ws://127.0.0.1:7411", "127.0.0.1:7411", "http://", "http://a:b", "http://a?x=1", "http://["],
 )
 def test_a_url_that_is_none_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["limits", "list", "--url", url]) == 1
+    assert code_of("list", "--url", url) == 2
     assert "--url must be like http://127.0.0.1:7411, got " in capsys.readouterr().err
 
 
@@ -241,9 +266,7 @@ def test_a_url_that_is_none_is_told(url: str, capsys: pytest.CaptureFixture[str]
 def test_what_is_no_limit_is_told_before_it_is_sent(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["limits", "set", *words])
-    assert caught.value.code == 2
+    assert code_of("set", *words) == 2
     assert message in capsys.readouterr().err
 
 
@@ -254,7 +277,7 @@ def test_a_ca_file_that_is_none_is_told(
     path = tmp_path / "ca.pem"
     if text is not None:
         path.write_text(text)
-    assert main(["limits", "list", "--url", "https://127.0.0.1:1", "--ca", str(path)]) == 1
+    assert code_of("list", "--url", "https://127.0.0.1:1", "--ca", str(path)) == 2
     assert f"--ca {path}: " in capsys.readouterr().err
 
 

@@ -304,10 +304,10 @@ def test_a_frame_beyond_its_bounds_is_refused(binary: bool) -> None:
     many = {"front": {f"user-{number}": {"requests": line} for number in range(11)}}
     report = Report("n", 1, 1, -1, 0, 5, 0.5, many)
     frame = NodeWire(binary=binary).write(report)
-    for bounds in (Bounds(users=10), Bounds(entries=10), Bounds(frame_bytes=len(frame) - 1)):
+    for bounds in (Bounds(users=10), Bounds(lines=10), Bounds(frame_bytes=len(frame) - 1)):
         with pytest.raises(ProtocolError, match="expected"):
             CentralWire(Ledger(), bounds).read(frame)
-    CentralWire(Ledger(), Bounds(users=11, entries=11, frame_bytes=len(frame))).read(frame)
+    CentralWire(Ledger(), Bounds(users=11, lines=11, frame_bytes=len(frame))).read(frame)
 
 
 def test_a_node_does_not_write_what_the_central_would_refuse() -> None:

@@ -1,6 +1,7 @@
 """Reports off a wire are booked as those from dicts are, and quotas arrive as they were given."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -200,6 +201,45 @@ def test_a_service_of_another_kind_is_told_the_usage() -> None:
     ledger.book(START, report)
     assert made[0].seen == [{"ann": {"requests": 5.0}}]
     quota = Quota("c", 1, 1, START + 1, 1.5, 1, True, ledger.quota(START, "n"))
+    assert node.read(central.write(quota)) == quota
+
+
+def many(users: int, sequence: int) -> Report:
+    lines = {f"user-{n}": {"requests": Line(5.0, 0, 5, 0.0, 0.0)} for n in range(users)}
+    return Report("n", 1, sequence, 1, sequence - 1, START, 0.5, {"front": lines, "unknown": lines})
+
+
+def test_to_look_up_the_names_of_a_report_books_nothing() -> None:
+    """Broke once: the sums of the slot were there already, with room for fewer buckets."""
+    (ledger,) = ledgers(1)
+    node, central = NodeWire(), CentralWire(ledger)
+    first, second = (central.read(node.write(many(*each))) for each in ((3, 1), (9000, 2)))
+    assert isinstance(first, Report)
+    assert isinstance(second, Report)
+    ledger.book(START + 1, first)
+    before = ledger.consumption_sum(START), ledger.cells
+    assert len(list(ledger.finding(START + 1, second))) > 2
+    assert (ledger.consumption_sum(START), ledger.cells) == before
+    assert ledger.booked("n", 1) == 1
+    assert ledger.book(START + 1, second)
+    assert len(ledger.consumption_sum(START)["front"]) == 9000
+    assert ledger.cells == 9000
+
+
+def test_a_long_quota_is_written_in_steps() -> None:
+    (ledger,) = ledgers(1)
+    node, central = NodeWire(), CentralWire(ledger)
+    report = central.read(node.write(many(12_000, 1)))
+    assert isinstance(report, Report)
+    ledger.book(START + 1, report)
+    ledger.assign(START + 1)
+    quota = Quota("c", 1, 1, START + 2, 1.5, 1, True, ledger.quota(START + 1, "n"))
+
+    def steps() -> Iterator[None]:
+        frame = yield from central.writing(quota)
+        assert node.read(frame) == quota
+
+    assert len(list(steps())) >= 2
     assert node.read(central.write(quota)) == quota
 
 

@@ -139,7 +139,7 @@ class Loyal(NodeState):
 
     def receive(self, now: float, central: str, message: Ack | Quota) -> None:
         if isinstance(message, Quota):
-            self._epoch = message.epoch
+            self._reporter._epoch = message.epoch
         super().receive(now, central, message)
 
 

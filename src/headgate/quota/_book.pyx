@@ -104,6 +104,20 @@ MISSED_SLOTS = GONE_SLOTS
 cdef double MOST = 1e18  # no total is larger
 
 
+cdef inline bint _is_amount(value, double most) except -1:
+    cdef double amount
+    if type(value) is float:
+        amount = value
+    elif type(value) is int:
+        try:
+            amount = value
+        except OverflowError:
+            return False
+    else:
+        return False
+    return 0.0 <= amount <= most
+
+
 cdef class Book:
     def __cinit__(self):
         self.buckets = NULL
@@ -178,19 +192,16 @@ cdef class Book:
     @staticmethod
     def check_slot(str node_id not None, dict consumption not None, dict rejection not None):
         """Likewise for what a classic node counted in one slot."""
+        cdef double most = MOST
         for counts in (consumption, rejection):
-            for user, resources in counts.items():
-                for resource, amount in resources.items():
-                    if (
-                        type(user) is not str
-                        or type(resource) is not str
-                        or type(amount) not in (int, float)
-                        or not 0 <= amount <= (MOST if counts is consumption else 1 << 31)
-                    ):
+            for user, resources in (<dict> counts).items():
+                for resource, amount in (<dict?> resources).items():
+                    if type(user) is not str or type(resource) is not str or not _is_amount(amount, most):
                         raise ProtocolError(
                             f"node {node_id!r} reports {amount!r} for {user!r} and {resource!r}: expected names, "
                             f"and numbers from 0 to {MOST:g}"
                         )
+            most = 2147483648.0  # of requests
 
     cdef int _node(self, str node_id) except -1:
         """The number of a node, for those who want to change something."""
@@ -279,6 +290,8 @@ cdef class Book:
         all_found = lines.dictionary.found
         self._know(lines.dictionary, all_found[packed[begin].entry].service)
         sums = self._sums(slot)
+        if self.room > sums.room:  # of a slot that has sums from before the names were looked up
+            sums.grow(self.room)
         for i in range(begin - 2 * LINES_AHEAD, end):
             coming = i + 2 * LINES_AHEAD
             if begin <= coming < end:
@@ -312,6 +325,32 @@ cdef class Book:
                     usage.push(found.number, news.consumed, news.rejected, news.requests)
         return usage
 
+    def find(self, PackedLines lines not None, Py_ssize_t begin, Py_ssize_t end, long long slot, int most):
+        """Look up the buckets of the lines from `begin` to `end`, until `most` had to be made; where it stopped.
+
+        Nothing is booked: a bucket that is made and not used is full, and is forgotten. To look up
+        names is what takes long in a report of users who are new; so it can be done a few at a time.
+        """
+        cdef Found *found
+        cdef const Packed *packed = lines.lines
+        if not 0 <= begin <= end <= lines.count:
+            raise ValueError(f"expected lines from 0 to {lines.count}, got {begin} to {end}")
+        if begin < end:
+            self._know(lines.dictionary, lines.dictionary.found[packed[begin].entry].service)
+        while begin < end and most > 0:
+            found = &lines.dictionary.found[packed[begin].entry]
+            if found.serial == 0 or self.register.serials[found.number] != found.serial:
+                self._find(lines.dictionary, packed[begin].entry, slot)
+                most -= 1
+            begin += 1
+        return begin
+
+    def find_users(self, users, long long slot):
+        """As `find`, of [(user, resources), ...] of a classic report."""
+        for user, resources in users:
+            for resource in resources:
+                self._number_of(user, resource, slot)
+
     cdef int _know(self, Dictionary dictionary, int service) except -1:
         """What was found of a service in another book is of no use here."""
         cdef Py_ssize_t i
@@ -344,14 +383,18 @@ cdef class Book:
         cdef Booking booking = Booking(slot, self._day(slot), 1, 0, 0, True, False)
         cdef Usage usage = Usage(node_id, 1, self.names)
         cdef Sums sums = None
-        for user in {**consumption, **rejection}:
-            amounts = consumption.get(user, {})
-            refusals = rejection.get(user, {})
-            for resource in {**amounts, **refusals}:
-                news.consumed = amounts.get(resource, 0.0)
-                news.rejected = <unsigned int> (<double> refusals.get(resource, 0))
+        for user in {**consumption, **rejection} if rejection else consumption:
+            amounts = consumption.get(user)
+            refusals = rejection.get(user) if rejection else None
+            if amounts and refusals:
+                resources = {**amounts, **refusals}
+            else:
+                resources = amounts or refusals or ()
+            for resource in resources:
+                news.consumed = (<dict> amounts).get(resource, 0.0) if amounts else 0.0
+                news.rejected = <unsigned int> (<double> (<dict> refusals).get(resource, 0)) if refusals else 0
                 news.requests = 0
-                number = self._number_of(user, resource, slot)
+                number = <int> self._number_of(user, resource, slot)
                 cell = self._cell(&self.buckets[number], node)
                 cell.consumed += news.consumed
                 if sums is None:

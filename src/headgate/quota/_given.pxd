@@ -29,7 +29,7 @@ cdef class GivenShares:
     cdef Register register
     cdef unsigned int last  # the register's newest serial when this was given
     cdef Given *given
-    cdef Py_ssize_t count
+    cdef readonly Py_ssize_t count  # of shares
     cdef dict users
     cdef dict as_dict(self)
 

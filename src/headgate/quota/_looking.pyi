@@ -2,7 +2,17 @@ from collections.abc import Sequence
 
 from headgate.quota._book import Book
 
-__all__ = ["busiest", "count_overshoots", "size", "used"]
+__all__ = [
+    "busiest",
+    "count_overshoots",
+    "distribution_of",
+    "given_to",
+    "nodes_given",
+    "size",
+    "sums_of",
+    "used",
+    "users_of",
+]
 
 def size(book: Book) -> int: ...
 def count_overshoots(
@@ -12,3 +22,14 @@ def busiest(book: Book, slot: int, slots: int, most: int) -> list[tuple[float, s
 def used(
     book: Book, user: str, slot: int, slots: int
 ) -> dict[str, tuple[float, float, float, float]]: ...
+def users_of(book: Book, slot: int | None) -> list[str]: ...
+def sums_of(
+    book: Book, slot: int, users: list[str], rejected: bool
+) -> dict[str, dict[str, float]]: ...
+def distribution_of(
+    book: Book, users: list[str], start: int, stop: int
+) -> dict[str, dict[str, dict[str, dict[str, float]]]]: ...
+def nodes_given(book: Book, slot: int) -> list[str]: ...
+def given_to(
+    book: Book, slot: int, node: str, users: dict[str, dict[str, float]], at: int, most: int
+) -> int | None: ...

@@ -2,18 +2,23 @@
 """Looking at all buckets of a book at once, without a Python object for each of them.
 
 What `Book.sums_of` tells as dicts is here counted or ranked where it lies: a million buckets take
-milliseconds, and the loop that answers the nodes may be the one that looks.
+milliseconds, and the loop that answers the nodes may be the one that looks. Where all of it is told
+as dicts all the same, it is some users at a time.
 
 Amounts are in the resource's unit, for the slot they are of; a bucket's limit is per slot.
 """
 
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 from headgate.quota._book cimport Book
 from headgate.quota._bucket cimport Bucket, cost_of_request
+from headgate.quota._given cimport Given
 from headgate.quota._usage cimport Sums
 
-__all__ = ["busiest", "count_overshoots", "size", "used"]
+__all__ = [
+    "busiest", "count_overshoots", "distribution_of", "given_to", "nodes_given", "size", "sums_of", "used", "users_of",
+]
 
 cdef enum:
     MOST_EDGES = 64
@@ -175,3 +180,79 @@ def used(Book book not None, str user not None, long long slot, int slots):
                 last = (sums.consumed[number], sums.rejected[number])
         result[resource] = (*last, consumed, rejected)
     return result
+
+
+# For the monitor
+
+def users_of(Book book not None, slot):
+    """The users that the book knows; none if there are no sums of the slot (None: whatever there are)."""
+    return list(book.users) if slot is None or slot in book.sums else []
+
+
+def sums_of(Book book not None, long long slot, list users not None, bint rejected):
+    """user -> resource -> what all nodes together consumed (or refused) in a slot, of these users."""
+    cdef Sums sums = book.sums.get(slot)
+    cdef Py_ssize_t number
+    cdef double value
+    result = {}
+    if sums is None:
+        return result
+    for user in users:
+        told = {}
+        for resource, found in book.users.get(user, {}).items():
+            number = found
+            if number < sums.room:
+                value = sums.rejected[number] if rejected else sums.consumed[number]
+                if value:
+                    told[resource] = value
+        if told:
+            result[user] = told
+    return result
+
+
+def distribution_of(Book book not None, list users not None, long long start, long long stop):
+    """user -> resource -> node -> its last report that had any, if of a slot from `start` to before `stop`."""
+    cdef Bucket *bucket
+    cdef long long slot
+    cdef int i
+    result = {}
+    for user in users:
+        told = {}
+        for resource, number in book.users.get(user, {}).items():
+            bucket = &book.buckets[<Py_ssize_t> number]
+            nodes = None
+            for i in range(bucket.count):
+                if bucket.cells[i].listed:
+                    if nodes is None:
+                        nodes = told[resource] = {}
+                    slot = book.first + bucket.cells[i].listed - 1
+                    if start <= slot < stop:
+                        nodes[book.nodes.names[bucket.cells[i].node]] = {
+                            "slot_number": slot,
+                            "consumption": bucket.cells[i].last_consumed,
+                            "rejection": bucket.cells[i].last_rejected,
+                        }
+        if told:
+            result[user] = told
+    return result
+
+
+def nodes_given(Book book not None, long long slot):
+    """The nodes that were given something for a slot."""
+    return list(book.past.get(slot, ()))
+
+
+def given_to(
+    Book book not None, long long slot, str node not None, dict users not None, Py_ssize_t at, Py_ssize_t most
+):
+    """Put `most` amounts that a node was given for a slot into user -> resource; where to go on, or None."""
+    cdef bytes packed = book.past.get(slot, {}).get(node, b"")
+    cdef const char *data = packed
+    cdef Py_ssize_t i, count = len(packed) // <Py_ssize_t> sizeof(Given), end = min(count, at + most)
+    cdef Given given
+    for i in range(at, end):
+        memcpy(&given, data + i * sizeof(Given), sizeof(Given))
+        name = book.names[given.bucket]
+        if name is not None:
+            users.setdefault(name[0], {})[name[1]] = given.amount
+    return end if end < count else None

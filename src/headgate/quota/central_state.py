@@ -26,7 +26,6 @@ __all__ = ["CentralState"]
 _ASSIGN_AT = 0.5  # of a slot
 _CLOCK_SAMPLES = 8  # of a node
 _CLOCK_NODES = 32
-_NODES_AT_ONCE = 16
 
 
 class CentralState:
@@ -136,9 +135,9 @@ class CentralState:
         return quotas
 
     def tick_some(self, now: float) -> list[tuple[str, Quota]]:
-        """As `tick`, but for some milliseconds only: then `due` is at once, for the rest of it.
+        """As `tick`, but a part of some milliseconds or one quota only.
 
-        Messages may be received between two calls.
+        Then `due` is at once, for the rest of it. Messages may be received between two calls.
         """
         if not self._is_ticking:
             slot = math.floor(self.time(now) / self.ledger.slot_seconds - _ASSIGN_AT)
@@ -155,8 +154,11 @@ class CentralState:
             self._untold = self.ledger.live_nodes(self._assigned)[::-1]
         if not self.leads:
             self._untold = []
-        nodes = [self._untold.pop() for _ in range(min(_NODES_AT_ONCE, len(self._untold)))]
-        return [(node, self._quota(now, self._assigned + 1, node)) for node in nodes]
+        if not self._untold:
+            return []
+        # One at a time: what was made and not sent yet would be old when one asks meanwhile.
+        node = self._untold.pop()
+        return [(node, self._quota(now, self._assigned + 1, node))]
 
     @property
     def _is_ticking(self) -> bool:

@@ -30,7 +30,7 @@ from headgate.quota.entries import Entry
 from headgate.quota.limits_table import LimitsTable
 from headgate.quota.protocol import Ask, Report, ServiceQuota, Share
 from headgate.quota.service import BucketService, MakeService, Service, Shares
-from headgate.quota.snapshot import BookDump, pack, unpack
+from headgate.quota.snapshot import BookDump, OtherSlots, pack, unpack
 
 __all__ = ["Assignment", "Ledger", "Rule", "Sum"]
 
@@ -55,6 +55,7 @@ _CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
 _RETURN_SECONDS = 4.0  # in which nodes find a central that is back: twice their longest back-off
 _LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
 _PART_CELLS = 100_000  # are assigned in some 3 ms
+_NAMES_AT_ONCE = 2_000  # are looked up in some 3 ms
 _MOST_COVERED = 86_400  # slots that the first report of a node can tell of
 _CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
 
@@ -304,6 +305,18 @@ class Ledger:
             if usage is not None:
                 self._guarded(name, service.consume, slot, usage)
 
+    def finding(self, slot: int, report: Report) -> Iterator[None]:
+        """Look up the names of a report, in steps of some milliseconds; to book it is quick."""
+        self.begin(slot)
+        if not isinstance(report.lines, PackedLines):
+            return
+        for name, at, end in report.lines.parts:
+            while name in self._books:
+                at = self._books[name].find(report.lines, at, end, slot, _NAMES_AT_ONCE)
+                if at == end:
+                    break
+                yield
+
     def is_outlived(self, node: str, boot: int) -> bool:
         """Whether a node has had a later life than this one: nothing more of it is booked."""
         known = self._known.get(node)
@@ -313,6 +326,17 @@ class Ledger:
         """The sequence up to which a boot of a node is booked; 0: nothing is."""
         known = self._known.get(node)
         return known.sequence if known is not None and known.boot == boot else 0
+
+    def finding_classic(
+        self, slot: int, *tables: Mapping[str, dict[str, dict[str, float]]]
+    ) -> Iterator[None]:
+        """As `finding`, of what a classic node tells."""
+        self.begin(slot)
+        for name, users in (item for table in tables for item in table.items()):
+            rest = iter(users.items())
+            while name in self._books and (some := list(islice(rest, _NAMES_AT_ONCE // 4))):
+                self._books[name].find_users(some, slot)
+                yield
 
     def book_classic(
         self,
@@ -513,7 +537,7 @@ class Ledger:
             raise ValueError("only a ledger that has booked nothing yet can be restored")
         head, books = unpack(packed)
         if head["slot_seconds"] != self.slot_seconds:
-            raise ConfigError(
+            raise OtherSlots(
                 f"the snapshot has slots of {head['slot_seconds']} s, expected {self.slot_seconds}"
             )
         try:

@@ -15,11 +15,12 @@ from headgate.errors import ConfigError, Unavailable
 from headgate.quota.central.tokens import read_tokens
 from headgate.quota.entries import Entry, table_of
 
-__all__ = ["CentralClient", "parse_rates", "read_admin_token", "table"]
+__all__ = ["CentralClient", "parse_rates", "read_admin_token", "table", "warnings"]
 
 _TIMEOUT = 10.0
 _MOST_BYTES = 64 << 20
 _PAGE = 10_000
+_MOST_WARNINGS = 10
 
 
 class CentralClient:
@@ -149,6 +150,19 @@ def table(limits: object) -> str:
         + "\n"
         for row in rows
     )
+
+
+def warnings(answer: Mapping[str, object]) -> list[str]:
+    """What the central says is wrong with the source of its limits, a line for each."""
+    told = []
+    if answer.get("error") is not None:
+        told.append(f"the source cannot be read, older limits hold: {_plain(answer['error'])}")
+    complaints = answer.get("complaints")
+    if isinstance(complaints, list):
+        told += [_plain(complaint) for complaint in complaints[:_MOST_WARNINGS]]
+        if len(complaints) > _MOST_WARNINGS:
+            told.append(f"and {len(complaints) - _MOST_WARNINGS} more like these")
+    return told
 
 
 def _plain(value: object) -> str:

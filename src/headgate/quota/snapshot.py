@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from headgate.errors import ConfigError
 from headgate.quota._book import CELL_SIZE
 
-__all__ = ["MAGIC", "VERSION", "BookDump", "pack", "unpack"]
+__all__ = ["MAGIC", "VERSION", "BookDump", "OtherSlots", "pack", "unpack"]
 
 BookDump: TypeAlias = tuple[list[tuple[str, str]], bytes, bytes]
 
@@ -27,6 +27,10 @@ VERSION = 1
 _HEAD = {"slot_seconds", "first", "assigned", "nodes", "since"}
 _START = struct.Struct("=8sIII")
 _LENGTH = struct.Struct("=Q")
+
+
+class OtherSlots(ConfigError):
+    """The snapshot is whole, but of slots of another length."""
 
 
 def pack(head: dict[str, Any], books: dict[str, BookDump]) -> bytes:

@@ -3,18 +3,21 @@
 import json
 import socket
 import struct
+import threading
 import time
 
 import pytest
 from websockets.sync.client import connect
 
-from headgate.quota import Central
+from headgate.quota import Central, Entry
 from headgate.quota.central.front_door import FrontDoor, Hall
 from headgate.quota.central.node_socket import NodeSocket
 from headgate.quota.central.session import NodeSession
 from headgate.quota.protocol import Quota
+from headgate.quota.sources.memory import MemoryLimits
 from headgate.quota.wire import Bounds
 from tests.quota.central.parts import (
+    LIMITS,
     PlainNode,
     V1Node,
     closed_with,
@@ -47,10 +50,10 @@ def test_a_frame_is_too_big_as_soon_as_its_length_is_told() -> None:
 
 def test_text_with_too_much_in_it_is_not_read() -> None:
     with running() as central, PlainNode(central) as node:
-        node.socket.send("[" + "{}," * 250_000 + "1]")
+        node.socket.send("[" + "{}," * 30_000 + "1]")
         code, reason = closed_with(node.socket)
         assert code == 1009
-        assert reason == "bad frame: text must have at most 250000 objects and lists, got 250001"
+        assert reason == "bad frame: text must have at most 30000 objects and lists, got 30001"
 
 
 @pytest.mark.parametrize("kind", ["classic", "binary", "JSON"])
@@ -165,8 +168,8 @@ def test_fragments_without_end_are_ended() -> None:
 def test_what_is_coming_in_is_bounded_over_all_connections() -> None:
     with running() as central, PlainNode(central) as node:
         assert central.board is not None
-        central.board.receiving.most = 100_000
-        begun = text_frame(b"x" * 70_000)[:60_000]
+        central.board.receiving.most = 150_000
+        begun = text_frame(b"x" * 100_000)[:90_000]
         with raw_websocket(central) as first, raw_websocket(central) as second:
             first.sendall(begun)
             eventually(lambda: central.board.receiving.bytes > 50_000)
@@ -184,29 +187,71 @@ def http(central: Central) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def test_there_is_room_for_so_many_callers() -> None:
-    with running() as central, PlainNode(central) as node:
-        server = central._server
-        assert server is not None
-        hall: Hall = server._hall
-        hall.most = 3
-        silent = [http(central) for _ in range(3)]
-        try:
+def hall_of(central: Central, most: int) -> Hall:
+    """With room for so many."""
+    server = central._server
+    assert server is not None
+    server._hall.most = most
+    return server._hall
+
+
+def test_who_has_been_silent_for_longest_gives_way() -> None:
+    with running() as central:
+        hall = hall_of(central, 3)
+        with http(central) as oldest, http(central), http(central):
             eventually(lambda: len(hall.callers) == 3)
-            with http(central) as refused:
-                answer = refused.recv(1000)
-                assert answer.startswith(b"HTTP/1.1 503 ")
-                head, _, body = answer.partition(b"\r\n\r\n")
+            with http(central) as caller:
+                caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert caller.recv(100).startswith(b"HTTP/1.1 200")
+                head, _, body = oldest.recv(1000).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 503 ")
                 assert b"content-length: %d" % len(body) in head
                 assert json.loads(body)["error_message"] == "overloaded: too many callers"
-            assert node.report(node.slot(), {})
+            with PlainNode(central) as node:  # so do those who are here when a node comes
+                assert node.report(node.slot(), {})
+        eventually(lambda: not hall.callers)
+
+
+def test_silent_connections_do_not_hold_the_door_shut() -> None:
+    with running() as central:
+        hall = hall_of(central, 50)
+        silent = [http(central) for _ in range(120)]
+        try:
+            for _ in range(3):
+                with PlainNode(central) as node, http(central) as caller:
+                    assert node.report(node.slot(), {})
+                    caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                    assert caller.recv(100).startswith(b"HTTP/1.1 200")
+                    assert len(hall.callers) <= 50
         finally:
             for each in silent:
                 each.close()
-        eventually(lambda: not hall.callers)
-        with http(central) as caller:
-            caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert caller.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_who_waits_for_his_answer_does_not_give_way() -> None:
+    """Here a change of the limits takes as long as the test wants."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Slow(MemoryLimits):
+        def put(self, entry: Entry) -> None:
+            asked.set()
+            go_on.wait(10)
+            super().put(entry)
+
+    with running(limits=Slow(LIMITS)) as central, PlainNode(central) as node:
+        hall_of(central, 1)
+        body = b'{"service": "front", "user": "ann", "requests": 5}'
+        with http(central) as waiting:
+            waiting.sendall(
+                b"PUT /api/limits HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            assert asked.wait(10)
+            with http(central) as refused:
+                assert refused.recv(1000).startswith(b"HTTP/1.1 503 ")
+            assert node.report(node.slot(), {})
+            go_on.set()
+            assert waiting.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(

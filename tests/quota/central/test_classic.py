@@ -1,6 +1,7 @@
 """The protocol of classic nodes, driven by a websocket client that shares no code with ours."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 
@@ -40,14 +41,58 @@ def test_a_user_who_is_in_the_reports_has_a_share_two_slots_later() -> None:
         assert 0 < shares[-1] <= 20
 
 
-def test_the_answer_is_json_as_it_always_was() -> None:
-    """{service: {"<slot + 1>": {user: {resource: amount}}}}, one text frame."""
+def test_the_answer_is_the_text_it_always_was() -> None:
+    """{service: {"<slot + 1>": {user: {resource: amount}}}}, one text frame, amounts as floats."""
+    limits = [Entry("front", "*", rates={"requests": 100.0}), Entry("back", "x", rates={"r": 1.0})]
+    with running(limits=limits) as central, PlainNode(central) as node:
+
+        def told(message: object) -> str:
+            node.socket.send(json.dumps(message))
+            text = node.socket.recv(timeout=10)
+            assert isinstance(text, str)
+            return text
+
+        def answer(used: object) -> str:
+            """With a word for the slot, and one for a float."""
+            slot = node.slot()
+            text = told({"node_id": "n", "slot_number": slot, "consumption": used})
+            return re.sub(r"\b[0-9]+\.[0-9]+\b", "FLOAT", text.replace(f'"{slot + 1}"', "NEXT"))
+
+        assert answer({}) == '{"front":{NEXT:{}},"back":{NEXT:{}}}'
+        used = {"front": {"ann": {"requests": 3}}, "nosuch": {}}
+
+        def has_share() -> bool:
+            text = answer(used)
+            rest = '"back":{NEXT:{}},"nosuch":{NEXT:{}}}'
+            if text == '{"front":{NEXT:{}},' + rest:
+                return False
+            assert text == '{"front":{NEXT:{"ann":{"requests":FLOAT}}},' + rest
+            return True
+
+        eventually(has_share)
+        assert told({"monitor": "nope"}) == (
+            '{"error_code":"InvalidSubject","error_message":"invalid subject: nope"}'
+        )
+        assert told({"monitor": "rejection_sum"}) == "{}"
+
+
+def test_an_answer_of_the_monitor_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.quota.central.monitor._MOST_BYTES", 1000)
     with running() as central, PlainNode(central) as node:
-        slot = node.slot()
-        node.socket.send(json.dumps({"node_id": "n", "slot_number": slot, "consumption": {}}))
-        text = node.socket.recv(timeout=10)
-        assert isinstance(text, str)
-        assert json.loads(text) == {"front": {str(slot + 1): {}}}
+        node.report(node.slot(), {"front": {f"user-{n}": {"requests": 1} for n in range(50)}})
+        for subject in ("distribution", "consumption_sum"):
+            for _ in range(12):  # it is no bad frame
+                answer = node.ask({"monitor": subject})
+                assert answer["error_code"] == "TooLarge"
+                assert "more than 1000 bytes" in answer["error_message"]
+
+
+def test_a_report_has_a_bound(central: Central) -> None:
+    with PlainNode(central) as node:
+        users = {f"user-{n}": {"a": 1, "b": 2} for n in range(10_001)}
+        answer = node.report(node.slot(), {"front": users})
+        assert answer["error_code"] == "TooManyUsers"
+        assert answer["error_message"] == "consumption must have at most 20000 amounts"
 
 
 def test_an_unknown_service_gets_an_empty_quota_and_the_connection_lives() -> None:

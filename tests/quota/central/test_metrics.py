@@ -42,6 +42,9 @@ def test_what_happens_is_counted() -> None:
     metrics.bad_frame()
     metrics.answered(0.0002)
     metrics.assigned(0.03, 1000)
+    metrics.keeps_state()
+    assert told(central)["state_bytes"] == 0
+    metrics.state_failed()
     metrics.state_written(0.2, 12_345)
     central.connected = [Connected("a"), Connected("b"), Connected(None, "classic")]
     values = told(central)
@@ -55,6 +58,7 @@ def test_what_happens_is_counted() -> None:
     assert values["answer_seconds_bucket{le=0.00025}"] == 1
     assert values["assignment_seconds_sum"] == pytest.approx(0.03)
     assert values["state_bytes"] == 12_345
+    assert values["state_write_errors_total"] == 1
     assert 0 <= values["state_age_seconds"] < 60
     assert values["connections{kind=headgate.v1}"] == 2
     assert values["connections{kind=classic}"] == 1

@@ -1,6 +1,8 @@
 """Nodes that speak headgate.v1 to a real server, over real sockets."""
 
 import json
+import socket
+import struct
 import time
 import urllib.request
 from typing import Any
@@ -63,6 +65,37 @@ def test_who_asks_for_a_newcomer_is_answered_within_the_slot() -> None:
         node.send(Ask("n", 1, slot, 2.5, {"front": ["bob"]}))
         answer = node.read_until(lambda got: isinstance(got, Quota) and not got.whole)
         assert answer.services["front"].users["bob"]["requests"].amount > 0
+
+
+def test_who_asks_for_many_is_told_of_all_of_them() -> None:
+    with running(slot_seconds=1.0) as central, V1Node(central) as node:
+        slot = int(time.time())
+        node.report(slot - 1)
+        missing = {f"user-{n}" for n in range(600)}
+        node.send(Ask("n", 1, slot, 2.5, {"front": sorted(missing), "nosuch": ["x"]}))
+        while missing:
+            answer = node.read_until(lambda got: isinstance(got, Quota) and not got.whole)
+            if "front" in answer.services:
+                missing -= set(answer.services["front"].users)
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["it has said all", "it was cut off"])
+def test_a_long_report_is_booked_whole_or_not_at_all(is_cut: bool) -> None:
+    """It is worked on in steps, and its sender may be gone before the last of them."""
+    with running() as central, V1Node(central) as node:
+        assert central.board is not None
+        ledger = central.board.state.ledger
+        users = {f"user-{n}": 5.0 for n in range(30_000)}
+        node.send(node.message(slot_of(central) - 1, **users))
+        raw = node.socket.socket
+        if is_cut:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raw.close()
+        else:
+            raw.shutdown(socket.SHUT_WR)
+        eventually(lambda: not central.board.connections())
+        assert ledger.cells in ((0, 30_000) if is_cut else (30_000,))
+        assert ledger.booked("n", 1) == ledger.cells // 30_000
 
 
 def test_a_second_connection_of_a_node_replaces_the_first() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.errors import ConfigError
+from headgate.errors import ConfigError, Unavailable
 from headgate.quota import Central, Ledger
 from headgate.quota.central.state_file import StateFile
 from headgate.quota.protocol import Line, Report
@@ -75,9 +75,12 @@ def test_a_changed_byte_is_found(written: Path, at: int) -> None:
     assert not written.exists()
 
 
-def test_a_file_of_other_slots_is_set_aside(written: Path) -> None:
-    assert StateFile(written).restore(Ledger(LIMITS, slot_seconds=2.0)) == 77
-    assert not written.exists()
+def test_a_file_of_other_slots_stops_the_start_and_is_left_alone(written: Path) -> None:
+    """It was set aside once: a slip in --slot cost all that was booked."""
+    before = written.read_bytes()
+    with pytest.raises(ConfigError, match=r"--slot\): the snapshot has slots of 1.0 s, expected 2"):
+        StateFile(written).restore(Ledger(LIMITS, slot_seconds=2.0))
+    assert written.read_bytes() == before
 
 
 def test_a_path_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
@@ -172,6 +175,23 @@ def test_a_torn_file_does_not_stop_the_start(tmp_path: Path) -> None:
     with running(state=path) as central, V1Node(central) as node:
         assert node.report(int(time.time() / 0.1) - 1).leads
     assert sorted(each.name.partition("-")[0] for each in tmp_path.iterdir()) == ["s", "s.torn"]
+
+
+def test_a_state_that_cannot_be_written_at_the_stop_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk, say: the stop is clean but for that, and the exit code is not 0."""
+    monkeypatch.setattr(
+        StateFile, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
+    central = Central(LIMITS, listen="127.0.0.1:0", state=tmp_path / "s")
+    with pytest.raises(Unavailable, match="the state was not written at the stop"), central:
+        pass
+    assert "No space left" in caplog.text
+    assert central.board is not None
+    text = central.board.metrics.render(central.board).decode()
+    assert "headgate_central_state_write_errors_total 1.0" in text
+    assert "headgate_central_state_age_seconds " in text
 
 
 def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:

@@ -36,6 +36,21 @@ def test_a_file_has_entries_and_complaints(path: Path) -> None:
     assert "got -1" in complaint
 
 
+def test_a_file_may_begin_with_a_mark_of_its_encoding(path: Path) -> None:
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    entries, complaints = open_source(path).load()
+    assert len(entries) == 1
+    assert not complaints
+
+
+def test_a_change_is_seen_though_its_time_was_set_back(path: Path) -> None:
+    source = open_source(path)
+    before, times = source.stamp(), path.stat()
+    path.write_bytes(path.read_bytes().replace(b"5", b"6"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert source.stamp() != before
+
+
 def test_the_stamp_is_another_when_the_file_is_written_or_replaced_or_gone(path: Path) -> None:
     source = open_source(str(path))
     stamps = [source.stamp(), source.stamp()]

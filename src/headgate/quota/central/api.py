@@ -18,7 +18,8 @@ written in threads. Who may ask is for the server to check, before it comes here
 import asyncio
 import importlib.metadata
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from typing import TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -42,6 +43,8 @@ _MOST_COMPLAINTS = 100
 _MOST_ENTRIES = 10_000
 _MOST_USERS = 1_000
 _MOST_NODES = 10_000
+
+_Result = TypeVar("_Result")
 
 
 def routes(view: CentralView) -> list[BaseRoute]:
@@ -168,12 +171,14 @@ class _Api:
         query = _query(request, "service", "user", "limit")
         state = self._view.state
         slot = full_slot(state, self._view.now())
-        users = usage(
-            state.ledger,
-            slot,
-            service=query.get("service"),
-            user=query.get("user"),
-            limit=_number(query, "limit", 100, 1, _MOST_USERS),
+        users = await _in_turns(
+            usage(
+                state.ledger,
+                slot,
+                service=query.get("service"),
+                user=query.get("user"),
+                limit=_number(query, "limit", 100, 1, _MOST_USERS),
+            )
         )
         return answer({"slot": slot, "slot_seconds": state.ledger.slot_seconds, "users": users})
 
@@ -247,6 +252,17 @@ def _number(query: Mapping[str, str], name: str, default: int, least: int, most:
     raise Refused(
         400, "BadRequest", f"{name} must be a whole number from {least} to {most}, got {text!r}"
     )
+
+
+async def _in_turns(work: Generator[None, None, _Result]) -> _Result:
+    """What some work returns that is done in steps, between which others have their turn."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: _Result = done.value
+            return result
+        await asyncio.sleep(0)
 
 
 async def _body(request: Request) -> bytearray:

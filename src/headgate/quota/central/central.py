@@ -143,16 +143,22 @@ class Central:
         )
 
     async def close(self) -> None:
-        """Answer what has come in, write the state, tell the nodes, and stop."""
+        """Answer what has come in, write the state, tell the nodes, and stop.
+
+        `Unavailable`: it has stopped, but the state could not be written.
+        """
         server, self._server = self._server, None
-        if server is not None:
+        if server is None:
+            return
+        try:
             await server.close()
+        finally:
             assert self._source is not None
             # One that hangs may hold what it would need to be closed.
             done, _ = await asyncio.wait([apart(self._source.close)], timeout=_CLOSE_SECONDS)
             for closed in done:
                 closed.result()
-            _logger.info("central %s has stopped", self.name)
+        _logger.info("central %s has stopped", self.name)
 
     async def __aenter__(self) -> "Central":
         await self.start()

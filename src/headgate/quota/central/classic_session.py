@@ -6,18 +6,22 @@ A central that stands by ends the connection at the first report, as the classic
 goes to the next central.
 """
 
+from collections.abc import Generator
 from typing import Protocol
 
 from headgate.quota.central.classic import ClassicBook, InvalidMessage, error, parse
 from headgate.quota.central.connection import Connection, Refusal
 from headgate.quota.central.metrics import CentralMetrics
-from headgate.quota.central.node_socket import NodeSocket
+from headgate.quota.central.monitor import Monitor
+from headgate.quota.central.node_socket import NodeSocket, Work
 from headgate.quota.central_state import CentralState
 
 __all__ = ["ClassicSession"]
 
 _MOST_BAD = 10  # in a minute
+_SMALL_BYTES = 1 << 16
 _MINUTE = 60.0
+_NO_FAULT = ("InvalidSubject", "TooLarge")  # told, but nothing is wrong with the frame
 
 
 class _Exchange(Protocol):
@@ -40,26 +44,25 @@ class ClassicSession:
         socket: NodeSocket,
         connection: Connection,
         book: ClassicBook,
-        *,
-        may_monitor: bool,
+        monitor: Monitor | None,
     ) -> None:
         self.connection = connection
         self._exchange = exchange
         self._socket = socket
         self._book = book
-        self._may_monitor = may_monitor
+        self._monitor = monitor  # None: it may not look
         self._bad = 0
         self._bad_since = 0.0
         self._waiting: bytes | None = None  # the newest answer, while the other end does not read
 
-    def received(self, frame: bytes | str) -> Refusal | None:
+    def received(self, frame: bytes | str) -> Work:
         now = self._exchange.now()
         self.connection.frames += 1
         try:
-            answer = self._answer(now, frame)
+            answer = yield from self._answer(now, frame)
         except InvalidMessage as fault:
             answer = error(fault.code, str(fault))
-            if fault.code != "InvalidSubject":
+            if fault.code not in _NO_FAULT:
                 self._exchange.bad_frame(self.connection.address)
                 if self._has_too_many(now):
                     return Refusal.bad_frame(f"the {_MOST_BAD}th in a minute: {fault}")
@@ -69,19 +72,21 @@ class ClassicSession:
         self._exchange.metrics.answered(self._exchange.now() - now)
         return None
 
-    def _answer(self, now: float, frame: bytes | str) -> bytes | None:
+    def _answer(self, now: float, frame: bytes | str) -> Generator[None, None, bytes | None]:
         if not isinstance(frame, str):
             raise InvalidMessage("InvalidMessage", "expected a text frame, got a binary one")
         message = parse(frame)
+        if len(frame) > _SMALL_BYTES:
+            yield
         if "monitor" in message:
             self._exchange.metrics.frame("monitor", len(frame))
-            if not self._may_monitor:
+            if self._monitor is None:
                 raise InvalidMessage("Denied", "the monitor needs the admin token")
-            return self._book.monitor(now, message)
+            return (yield from self._monitor.answer(now, message))
         self._exchange.metrics.frame("classic_report", len(frame))
         if not self._exchange.state.leads:
             return None
-        answer = self._book.report(now, message)
+        answer = yield from self._book.report(now, message)
         self.connection.node = message["node_id"]
         self.connection.last_slot = int(message["slot_number"]) - 1
         self.connection.quota_sent = now

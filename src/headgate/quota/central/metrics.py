@@ -58,7 +58,8 @@ class CentralMetrics:
         self._ages = Bins(_AGE)
         self._state_seconds = Bins(_SECONDS)
         self._state_bytes = 0
-        self._state_written_at: float | None = None  # wall
+        self._state_errors = 0
+        self._state_written_at: float | None = None  # wall; None: there is no state file
         self._slot: int | None = None  # the last one that was looked at
         self._next_bucket = 0
 
@@ -87,6 +88,14 @@ class CentralMetrics:
     def assigned(self, seconds: float, cells: int) -> None:
         """An assignment took so long, over so many cells."""
         self._assignments.observe(seconds)
+
+    def keeps_state(self) -> None:
+        """There is a state file, which is as old as we are until it is written."""
+        self._state_written_at = time.time()
+
+    def state_failed(self) -> None:
+        """It could not be written."""
+        self._state_errors += 1
 
     def state_written(self, seconds: float, size: int) -> None:
         self._state_seconds.observe(seconds)
@@ -133,7 +142,10 @@ class CentralMetrics:
         yield from self._of_limits(view)
         if self._state_written_at is not None:
             age = max(0.0, time.time() - self._state_written_at)
-            yield _gauge("state_age_seconds", "since the state file was written", age)
+            yield _gauge("state_age_seconds", "since the state file was written, or the start", age)
+            yield _counter(
+                "state_write_errors", "how often it could not be written", self._state_errors
+            )
             yield _gauge("state_bytes", "size of the state file", self._state_bytes)
             yield self._state_seconds.family(
                 f"{_PREFIX}state_write_seconds", "how long it took to write the state file"

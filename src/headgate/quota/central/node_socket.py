@@ -9,9 +9,11 @@ business.
 
 Rules it keeps, so that a connection can hurt only itself:
 
-- It works for at most a few milliseconds at a time; what is left waits for the others' turn. A
-  single frame that took longer (a long text) is followed by a rest of ten times as long.
-- What comes in for frames that are not whole yet is bounded, over all connections.
+- It works for at most a few milliseconds at a time; what is left waits for the others' turn. So
+  does a frame that takes long: a session works on it in steps, each of them some milliseconds. A
+  step that took longer all the same is followed by a rest of ten times as long.
+- What comes in for frames that are not whole yet, or not done yet, is bounded over all connections;
+  those whose frames are small are never turned away for it.
 - While the other end does not read, it is not read from, and the session is told not to send. If
   it goes on so for some slots the connection ends.
 - After the close frame it reads on for a moment, and throws away what it reads: a socket that is
@@ -22,8 +24,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Protocol, cast
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Protocol, TypeAlias, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -37,7 +40,10 @@ from headgate.quota.central.admission import Handshake
 from headgate.quota.central.connection import STOPPING, Connection, Refusal, cut_reason
 from headgate.quota.wire import SUBPROTOCOL
 
-__all__ = ["NodeSocket", "Receiving", "Session"]
+__all__ = ["NodeSocket", "Receiving", "Session", "Work"]
+
+# Something that is done in steps of some milliseconds; a refusal in the end ends the connection.
+Work: TypeAlias = Generator[None, None, Refusal | None]
 
 _logger = logging.getLogger("headgate.quota.websocket")
 _logger.setLevel(logging.WARNING)  # that a connection opens or closes is no news in a fleet
@@ -51,9 +57,9 @@ _REST = 10  # rests for so many times as long
 _LONGEST_REST_SECONDS = 1.0
 _WRITE_BUFFER_BYTES = 1 << 18
 _MOST_FRAGMENTS = 4096
-# Text is read in one go, and it is the objects and lists in it that cost: so many take 0.1 s.
-_MOST_BRACKETS = 250_000
-_MOST_COMMAS = 1_000_000  # numbers and names cost less, but not nothing
+# Text is read in one go, and it is the objects and lists in it that cost: so many take 20 ms.
+_MOST_BRACKETS = 30_000
+_MOST_COMMAS = 150_000  # numbers and names cost less, but not nothing
 _LINGER_SECONDS = 2.0
 _PING_AFTER_SECONDS = 15.0
 _LOST_AFTER_SECONDS = 40.0
@@ -65,8 +71,8 @@ class Session(Protocol):
 
     connection: Connection
 
-    def received(self, frame: bytes | str) -> Refusal | None:
-        """A whole frame has come; a refusal ends the connection."""
+    def received(self, frame: bytes | str) -> Work:
+        """A whole frame has come. The next one is read when this is done."""
 
     def writable(self) -> None:
         """The other end reads again."""
@@ -76,9 +82,9 @@ class Session(Protocol):
 
 
 class Receiving:
-    """How many bytes have come in for frames that are not whole yet, over all connections."""
+    """How many bytes have come in for frames that are not done yet, over all connections."""
 
-    def __init__(self, most: int = 256 << 20) -> None:
+    def __init__(self, most: int = 128 << 20) -> None:
         self.most = most
         self.bytes = 0
 
@@ -118,7 +124,9 @@ class NodeSocket(asyncio.Protocol):
         self._session: Session | None = None
         self._is_ending = False
         self._unread = bytearray()
+        self._works: deque[Work] = deque()  # what is not done yet; the first is begun
         self._has_turn = False  # a later turn is on its way
+        self._is_last = False  # nothing comes after what is here
         self._partial = 0  # bytes of ours in `receiving`
         self._fragments: list[bytes] = []
         self._is_text = False
@@ -144,8 +152,10 @@ class NodeSocket(asyncio.Protocol):
         if not self._has_turn:
             self._take_turn()
 
-    def eof_received(self) -> bool | None:
-        return None  # asyncio closes the transport
+    def eof_received(self) -> bool:
+        """Nothing more comes. What has come is worked on all the same, where that can be done."""
+        self._is_last = True
+        return self._has_turn and self._transport.can_write_eof()  # False: asyncio closes it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -185,6 +195,15 @@ class NodeSocket(asyncio.Protocol):
             self._websocket.send_text(frame)
             self._flush()
 
+    def work(self, work: Work) -> None:
+        """Do something in steps, between which it is the others' turn."""
+        if self._is_ending:
+            return
+        self._works.append(work)
+        if not self._has_turn:
+            self._has_turn = True
+            self._loop.call_soon(self._take_turn)
+
     def close(self, refusal: Refusal) -> None:
         """End it, and say why."""
         if self._is_ending:
@@ -221,28 +240,46 @@ class NodeSocket(asyncio.Protocol):
         self._has_turn = False
         # By the time it worked: a machine that has other things to do is not this node's fault.
         # Only where it can have been long: to ask for it costs as much as to book a small report.
-        is_large = self._partial + len(self._unread) > _SMALL_BYTES
+        is_large = bool(self._works) or self._partial + len(self._unread) > _SMALL_BYTES
         working = time.thread_time() if is_large else 0.0
         begun = self._loop.time()
         took = 0.0
         at = 0
-        while at < len(self._unread) and not self._is_ending and took < _TURN_SECONDS:
-            piece = bytes(self._unread[at : at + _PIECE_BYTES])
-            at += len(piece)
-            self._read(piece)
+        while not self._is_ending and took < _TURN_SECONDS:
+            if self._works:
+                self._go_on()
+            elif at < len(self._unread):
+                piece = bytes(self._unread[at : at + _PIECE_BYTES])
+                at += len(piece)
+                self._read(piece)
+            else:
+                break
             took = self._loop.time() - begun
         if self._is_ending:
             self._unread.clear()
             return
         del self._unread[:at]
         worked = time.thread_time() - working if is_large else 0.0
-        if self._unread or worked > _LONG_SECONDS:
+        if self._unread or self._works or worked > _LONG_SECONDS:
             self._has_turn = True
             self._transport.pause_reading()
             rest = min(worked * _REST, _LONGEST_REST_SECONDS) if worked > _LONG_SECONDS else 0.0
             self._loop.call_later(rest, self._take_turn)
+        elif self._is_last:
+            self._transport.close()
         elif self.is_writable:
             self._transport.resume_reading()
+
+    def _go_on(self) -> None:
+        """One step of what was begun first."""
+        try:
+            next(self._works[0])
+        except StopIteration as done:
+            if self._works:  # else the connection has ended in this step
+                self._works.popleft()
+                self._let_go()
+            if done.value is not None:
+                self.close(done.value)
 
     def _read(self, piece: bytes) -> None:
         self._partial += len(piece)
@@ -251,15 +288,19 @@ class NodeSocket(asyncio.Protocol):
         events = self._websocket.events_received()
         for event in events:
             self._take(event)
-        if events and not self._fragments:
-            # What is left of the piece is no more than a piece.
-            self._receiving.bytes -= self._partial
-            self._partial = 0
+        if events:
+            self._let_go()
         self._flush()
         if self._websocket.parser_exc is not None:
             self._failed(self._websocket.parser_exc)
-        elif self._receiving.bytes > self._receiving.most:
+        elif self._receiving.bytes > self._receiving.most and self._partial > _SMALL_BYTES:
             self.close(Refusal.overloaded("too much is coming in at once"))
+
+    def _let_go(self) -> None:
+        """Nothing of a frame is kept any more; what is left of a piece is no more than a piece."""
+        if not self._fragments and not self._works:
+            self._receiving.bytes -= self._partial
+            self._partial = 0
 
     def _take(self, event: object) -> None:
         if isinstance(event, Request):
@@ -295,9 +336,7 @@ class NodeSocket(asyncio.Protocol):
             except UnicodeDecodeError as error:
                 self.close(Refusal.bad_frame(f"text that is not UTF-8: {error.reason}"))
                 return
-        refusal = self._session.received(frame)
-        if refusal is not None:
-            self.close(refusal)
+        self._works.append(self._session.received(frame))
 
     def _open(self, request: Request) -> None:
         response = self._websocket.accept(request)
@@ -350,6 +389,7 @@ class NodeSocket(asyncio.Protocol):
         self._receiving.bytes -= self._partial
         self._partial = 0
         self._fragments.clear()
+        self._works = deque()  # a new one: this may be called in a step of what is in the old one
         session, self._session = self._session, None
         if session is not None:
             session.lost()

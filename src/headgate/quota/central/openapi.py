@@ -260,7 +260,7 @@ _SCHEMAS: _Json = {
             "consumed_mean": _AMOUNT | {"description": "per second, in the last ten slots"},
             "rejected_mean": _AMOUNT | {"description": "requests per second, in ten slots"},
             "outstanding": {"type": "number", "description": "promised, or held by requests"},
-            "recorded": _AMOUNT | {"description": "all that was ever booked"},
+            "recorded": _AMOUNT | {"description": "booked since the bucket is known"},
         }
     ),
     "Nodes": _object(

@@ -27,6 +27,7 @@ _logger = logging.getLogger("headgate.quota")
 
 _STATE_SECONDS = 10.0
 _STATE_PART = 0.01  # of all time
+_TURN_SECONDS = 0.003
 
 
 class Pulse:
@@ -39,8 +40,10 @@ class Pulse:
         self._state_file = state_file
         self._tend = tend
         self._next_state = board.now() + _STATE_SECONDS
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[bool] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        if state_file is not None:
+            board.metrics.keeps_state()
 
     def start(self) -> None:
         for beat in (self._slots, self._connections, self._limits):
@@ -53,13 +56,17 @@ class Pulse:
         if self._writing is not None:
             await self._writing
 
-    async def save(self) -> None:
-        """Write the state, a last time; an assignment that was begun is finished first."""
+    async def save(self) -> bool:
+        """Write the state, a last time; an assignment that was begun is finished first.
+
+        False: it could not be written.
+        """
         now = self._board.now()
         if self._board.state.due(now) <= now:
             self._board.state.tick(now)
-        if self._state_file is not None:
-            await self._write(self._state_file, self._board.state.ledger.begin_snapshot())
+        if self._state_file is None:
+            return True
+        return await self._write(self._state_file, self._board.state.ledger.begin_snapshot())
 
     async def _slots(self) -> None:
         board = self._board
@@ -79,11 +86,14 @@ class Pulse:
         """In pieces, so that nobody waits for his answer meanwhile."""
         board = self._board
         worked = 0.0
+        at = board.now()
         while board.state.due(begun) <= begun:
-            at = board.now()
             board.deliver(board.state.tick_some(begun))
-            worked += board.now() - at
-            await asyncio.sleep(0)
+            if board.now() - at > _TURN_SECONDS:
+                worked += board.now() - at
+                await asyncio.sleep(0)
+                at = board.now()
+        worked += board.now() - at
         board.metrics.assigned(worked, board.state.ledger.cells)
         board.metrics.slot_over(board, board.state.slot(begun) - 1)
         self._save(begun)
@@ -118,12 +128,14 @@ class Pulse:
         self._next_state = now + max(_STATE_SECONDS, took / _STATE_PART)
         self._writing = asyncio.create_task(self._write(self._state_file, snapshot))
 
-    async def _write(self, file: StateFile, snapshot: Callable[[], bytes]) -> None:
+    async def _write(self, file: StateFile, snapshot: Callable[[], bytes]) -> bool:
         begun = self._board.now()
         epoch = self._board.state.epoch
         try:
             size = await asyncio.to_thread(lambda: file.write(epoch, snapshot()))
         except (OSError, HeadgateError) as error:
             _logger.error("the state cannot be written to %s: %s", file.path, error)
-        else:
-            self._board.metrics.state_written(self._board.now() - begun, size)
+            self._board.metrics.state_failed()
+            return False
+        self._board.metrics.state_written(self._board.now() - begun, size)
+        return True

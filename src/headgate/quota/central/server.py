@@ -94,18 +94,20 @@ class Server:
         """Stop accepting, answer what has come in, tell the nodes, and write the state.
 
         The nodes are told before the state is written, so that nothing is acknowledged that is
-        not in it.
+        not in it. `Unavailable` in the end, if it could not be written.
         """
         for server in self._uvicorn.servers:
             server.close()
         await self._pulse.stop()
         await self._answer_the_rest()
         self._board.stop()
-        await self._pulse.save()
+        is_saved = await self._pulse.save()
         if self._main is not None:
             self._main.cancel()
             await asyncio.gather(self._main, return_exceptions=True)
         await self._uvicorn.shutdown(sockets=self._sockets)
+        if not is_saved:
+            raise Unavailable("the state was not written at the stop; the log says why")
 
     async def _answer_the_rest(self) -> None:
         """What has arrived is read in the next round of the loop; a long frame takes some more."""

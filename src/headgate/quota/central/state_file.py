@@ -8,8 +8,8 @@
 It is written beside its place and renamed into it, so that a crash at any instruction leaves the
 old one or the new one. A file that is torn all the same (a disk does that) is set aside under
 another name with a line in the log, and the central begins with empty books: slower for a second,
-but never dead. A file that cannot be read at all, for want of a right, stops the start: to write
-over it would lose what is in it.
+but never dead. A file that cannot be read at all, for want of a right, and one of slots of another
+length stop the start: to write over it would lose what is in it.
 
 A writer that was killed leaves what it had begun, `.FILE.xxxxxxxx.new`. It held a lock on it, which
 ended with it: the next start removes what nobody holds.
@@ -28,6 +28,7 @@ from pathlib import Path
 
 from headgate.errors import ConfigError
 from headgate.quota.ledger import Ledger
+from headgate.quota.snapshot import OtherSlots
 
 __all__ = ["StateFile"]
 
@@ -66,6 +67,11 @@ class StateFile:
         try:
             epoch = _epoch(raw)
             ledger.restore(raw[_HEAD.size :])
+        except OtherSlots as error:
+            raise ConfigError(
+                f"the state file {self.path} does not go with the length of a slot (--slot): "
+                f"{error}; set it as it was, or name another file"
+            ) from None
         except ConfigError as error:
             self._set_aside(error)
         return epoch

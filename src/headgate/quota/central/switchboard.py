@@ -13,7 +13,7 @@ life, a report tells, and it leads again with a higher epoch.
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from headgate.errors import ProtocolError
 from headgate.quota.central.admission import Handshake, admit
@@ -23,6 +23,7 @@ from headgate.quota.central.classic_session import ClassicSession
 from headgate.quota.central.connection import CLASSIC, STOPPING, Connection, Refusal
 from headgate.quota.central.keeper import LimitsKeeper
 from headgate.quota.central.metrics import CentralMetrics
+from headgate.quota.central.monitor import Monitor
 from headgate.quota.central.node_socket import NodeSocket, Receiving, Session
 from headgate.quota.central.session import NodeSession
 from headgate.quota.central.tokens import Tokens
@@ -70,7 +71,8 @@ class Switchboard:
         self.receiving = Receiving()
         self._max_connections = max_connections
         self._bad_frames = BadFrames()
-        self._classic = ClassicBook(state, bounds, self.connections)
+        self._classic = ClassicBook(state, bounds)
+        self._monitor = Monitor(state, self.connections)
         self._sockets: dict[NodeSocket, Connection] = {}
         self._nodes: dict[str, NodeSession] = {}
 
@@ -97,7 +99,8 @@ class Switchboard:
         self._sockets[socket] = connection
         if kind == CLASSIC:
             may_monitor = self.tokens.allows("admin", handshake.authorization)
-            return ClassicSession(self, socket, connection, self._classic, may_monitor=may_monitor)
+            monitor = self._monitor if may_monitor else None
+            return ClassicSession(self, socket, connection, self._classic, monitor)
         wire = CentralWire(self.state.ledger, self.bounds)
         return NodeSession(self, socket, connection, wire)
 
@@ -148,6 +151,10 @@ class Switchboard:
             socket.close(STOPPING)
 
     # Messages
+
+    def finding(self, now: float, report: Report) -> Iterator[None]:
+        """What takes long of a report, in steps, before it is taken."""
+        return self.state.ledger.finding(self.state.slot(now), report)
 
     def take(self, now: float, message: Report | Ask) -> None:
         """A message of a node that speaks our own protocol."""

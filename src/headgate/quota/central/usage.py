@@ -4,12 +4,15 @@ Rates are per second, whatever the length of a slot: `limit`, `consumed` and `re
 refused), in the last full slot and as the mean of the last ten. A slot is full when an assignment
 has come after it: then its reports are in.
 
+Of many users the answer is made in steps, so that the nodes have their answers meanwhile.
+
 What a bucket holds (`level`), what is promised of it or held by running requests (`outstanding`)
 and what was ever booked (`recorded`) are amounts. A level is None when there is no limit, or when
 nothing is known of the bucket: it is full, or nobody has met the user yet.
 """
 
 import math
+from collections.abc import Generator
 
 from headgate.quota._looking import busiest, used
 from headgate.quota.central_state import CentralState
@@ -18,6 +21,7 @@ from headgate.quota.ledger import Ledger
 __all__ = ["MEAN_SLOTS", "full_slot", "usage"]
 
 MEAN_SLOTS = 10
+_ROWS_AT_ONCE = 100
 
 _Row = dict[str, object]
 
@@ -29,18 +33,23 @@ def full_slot(state: CentralState, now: float) -> int:
 
 def usage(
     ledger: Ledger, slot: int, *, service: str | None, user: str | None, limit: int
-) -> list[_Row]:
+) -> Generator[None, None, list[_Row]]:
     """At most `limit` users of one service or all, or one user, as they were up to `slot`."""
     services = [name for name in ledger.services if service in (None, name)]
     if user is not None:
         rows = [_row(ledger, slot, name, user) for name in services]
         return [row for row in rows if row["resources"]][:limit]
-    ranked = [
-        (-score, name, busy)
-        for name in services
-        for score, busy in busiest(ledger.books[name], slot, MEAN_SLOTS, limit)
-    ]
-    return [_row(ledger, slot, name, busy) for _, name, busy in sorted(ranked)[:limit]]
+    ranked: list[tuple[float, str, str]] = []
+    for name in services:
+        found = busiest(ledger.books[name], slot, MEAN_SLOTS, limit)
+        ranked.extend((-score, name, busy) for score, busy in found)
+        yield
+    rows = []
+    for _, name, busy in sorted(ranked)[:limit]:
+        rows.append(_row(ledger, slot, name, busy))
+        if not len(rows) % _ROWS_AT_ONCE:
+            yield
+    return rows
 
 
 def _row(ledger: Ledger, slot: int, service: str, user: str) -> _Row:

@@ -73,7 +73,7 @@ class TomlFile:
         if len(data) > _MOST_BYTES:
             raise ConfigError(f"{self.name} is larger than {_MOST_BYTES} bytes")
         try:
-            return data.decode()
+            return data.decode("utf-8-sig")  # some editors begin a file with a mark
         except UnicodeDecodeError as error:
             raise ConfigError(f"{self.name} must be UTF-8: {error}") from None
 
@@ -97,4 +97,8 @@ class TomlFile:
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    # The last one tells of a change by one who has set the time of it back.
+    return (
+        *(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns),
+        status.st_ctime_ns,
+    )

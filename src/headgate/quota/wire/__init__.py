@@ -10,6 +10,8 @@ written.) A frame that makes no sense raises ProtocolError with a reason, and th
 is of no use after it. The page docs/protocol.md has the format byte by byte.
 """
 
+from collections.abc import Generator
+
 from headgate.errors import ProtocolError
 from headgate.quota.ledger import Ledger
 from headgate.quota.protocol import Ack, Ask, Quota, Report
@@ -46,8 +48,14 @@ class CentralWire:
     def write(self, message: Ack | Quota) -> bytes | str:
         """A frame to the node, which must be sent."""
         if self._is_text:
-            return text.write_answer(message)
+            return text.write_answer(message, self._bounds)
         return self._writer.write(message)
+
+    def writing(self, message: Ack | Quota) -> Generator[None, None, bytes | str]:
+        """As `write`, in steps of some milliseconds; nothing else may be written between them."""
+        if self._is_text:
+            return text.write_answer(message, self._bounds)
+        return (yield from self._writer.writing(message))
 
 
 class NodeWire:

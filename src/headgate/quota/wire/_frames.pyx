@@ -10,6 +10,7 @@ to 1e18; an entry is one that was introduced.
 that the other end knows: to find the entries is one walk along both.
 """
 
+from libc.limits cimport INT_MAX
 from libc.math cimport floor
 from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
@@ -18,6 +19,7 @@ from headgate.errors import ProtocolError
 from headgate.quota._given cimport GivenShares, safe_of
 from headgate.quota._lines cimport Dictionary, Packed, PackedLines
 from headgate.quota._register cimport Register
+from headgate.quota._turns cimport take_turns
 from headgate.quota.protocol import Share
 from headgate.quota.wire._buffer cimport Buffer, as_bytes, dispose, put, put_name, room_for
 
@@ -31,8 +33,10 @@ cdef extern from *:
     /* Or when its entries are used in another order than they have, but not too often. */
     #define RAGGED 8
     #define RAGGED_FRAMES 60
+    /* To introduce so many takes some milliseconds. */
+    #define FRESH_AT_ONCE 5000
     """
-    const Py_ssize_t SPARSE, FEW, RAGGED, RAGGED_FRAMES
+    const Py_ssize_t SPARSE, FEW, RAGGED, RAGGED_FRAMES, FRESH_AT_ONCE
 
 cdef enum:  # the form of an entry: else it has the service, the user of the entry before
     HAS_SERVICE = 1
@@ -89,16 +93,20 @@ cdef str _name(bytes frame, Py_ssize_t at, Py_ssize_t most, str what):
         raise ProtocolError(f"{what} is {data[at + 1 : at + 1 + size]!r}, expected UTF-8") from error
 
 
-def read_entries(bytes frame not None, Py_ssize_t at, Dictionary dictionary not None, bounds):
-    """Add the new entries that stand at `at` to the dictionary; where they end."""
+def read_entries(bytes frame not None, Py_ssize_t at, Dictionary dictionary not None, bounds, Py_ssize_t most):
+    """Add the new entries that stand at `at` to the dictionary, `most` of them; where they end."""
     cdef const char *data = frame
     cdef Py_ssize_t most_users = bounds.users, name_bytes = bounds.name_bytes
     cdef unsigned char form
     cdef str service = None, user = None, resource
-    cdef unsigned int count = _count(frame, at, 3, bounds.entries - dictionary.count, "new entries")
+    cdef unsigned int count = _count(
+        frame, at, 3, min(most, bounds.entries - dictionary.count), "new entries"
+    )
+    cdef unsigned int i
     resources = {}  # there are few of them: one string for each will do
     at += 4
-    for _ in range(count):
+    for i in range(count):
+        take_turns(i + 1)
         if at >= len(frame):
             _cut(frame)
         form = data[at]
@@ -122,12 +130,12 @@ def read_entries(bytes frame not None, Py_ssize_t at, Dictionary dictionary not 
     return at
 
 
-def read_lines(bytes frame not None, Py_ssize_t at, Dictionary dictionary not None):
-    """The lines that stand at `at`, and where they end."""
+def read_lines(bytes frame not None, Py_ssize_t at, Dictionary dictionary not None, Py_ssize_t most):
+    """The lines that stand at `at`, at most so many, and where they end."""
     cdef const char *data = frame
     cdef const char *here
     cdef const char *end = data + len(frame)
-    cdef unsigned int count = _count(frame, at, 5, dictionary.count, "lines"), whole
+    cdef unsigned int count = _count(frame, at, 5, min(most, dictionary.count), "lines"), whole
     cdef long long number = -1
     cdef unsigned char form
     cdef PackedLines lines = PackedLines(dictionary)
@@ -212,7 +220,10 @@ def read_shares(
     cdef float amount, safe
     cdef int service, last_service = -1
     cdef dict users = None, shares = None
+    cdef dict made = {}  # most have the same as many others: one object for them
     cdef str last_user = None
+    cdef unsigned long long both
+    cdef Py_ssize_t done = 0
     at += 4
     for _ in range(runs):
         if at + 8 > len(frame):
@@ -229,6 +240,7 @@ def read_shares(
         for number in range(first, first + count):
             memcpy(&amount, data + at, 4)
             memcpy(&safe, data + at + 4, 4)
+            memcpy(&both, data + at, 8)
             at += 8
             if not (0.0 <= amount <= <float> MOST and 0.0 <= safe <= <float> MOST):
                 raise ProtocolError(f"a share is ({amount!r}, {safe!r}), expected amounts from 0 to {MOST:g}")
@@ -247,7 +259,12 @@ def read_shares(
                 if shares is None:
                     shares = users[user] = {}
                 last_user = user
-            shares[resource] = Share(amount, safe)
+            share = made.get(both)
+            if share is None:
+                share = made[both] = Share(amount, safe)
+            shares[resource] = share
+            done += 1
+            take_turns(done)
     return at
 
 
@@ -317,26 +334,56 @@ cdef class Introduced:
     def __cinit__(self):
         self.entries = self.packed_numbers = NULL
         self.entries_room = self.packed_room = 0
+        memset(&self.fresh, 0, sizeof(Buffer))
 
     def __init__(self, bounds):
         self.most_entries = bounds.entries
         self.most_users = bounds.users
+        self.most_lines = bounds.lines
         self.usual = 0
         self.forget()
 
     def __dealloc__(self):
         free(self.entries)
         free(self.packed_numbers)
+        dispose(&self.fresh)
 
-    cdef int forget(self):
+    cdef int forget(self) except -1:
         self.numbers = {}
         self.buckets = {}
         self.count = self.users = self.frames = 0
         self.is_ragged = False
-        self.fresh = []
         self.packed_dictionary = None
         self.packed_count = 0
+        self.settle()
         return 0
+
+    cdef int settle(self) except -1:
+        """The frame is written: nothing is new any more."""
+        self.fresh.size = 0
+        self.fresh_count = 0
+        self.last_service = self.last_user = None
+        return 0
+
+    cdef int introduce(self, str service, str user, str resource) except -1:
+        """Write a new entry; its number."""
+        cdef unsigned char form = 0
+        if service != self.last_service:
+            form = HAS_SERVICE | HAS_USER
+        elif user != self.last_user:
+            form = HAS_USER
+        put(&self.fresh, &form, 1)
+        if form & HAS_SERVICE:
+            put_name(&self.fresh, service)
+        if form & HAS_USER:
+            put_name(&self.fresh, user)
+            self.users += 1
+        put_name(&self.fresh, resource)
+        self.last_service = service
+        self.last_user = user
+        self.fresh_count += 1
+        self.count += 1
+        return <int> (self.count - 1)
 
     cdef bint is_outgrown(self, Py_ssize_t used):
         """Whether to begin anew before a frame with so many entries."""
@@ -353,18 +400,18 @@ cdef class Introduced:
             resources = users[user] = {}
         found = resources.get(resource)
         if found is None:
-            found = resources[resource] = self.count
-            self.count += 1
-            self.fresh.append((service, (user, resource)))
+            found = resources[resource] = self.introduce(service, user, resource)
         return found
 
-    cdef int number_given(self, str service, GivenShares shares, int *entries) except -1:
-        """Find the entry of each share; -1 where a bucket was forgotten since."""
+    cdef int number_given(
+        self, str service, GivenShares shares, int *entries, Py_ssize_t begin, Py_ssize_t end
+    ) except -1:
+        """Find the entries of the shares from `begin` to `end`; -1 where a bucket was forgotten since."""
         cdef KnownBuckets buckets = self.buckets.get(service)
         cdef Register register = shares.register
         cdef Known *known
         cdef Py_ssize_t i, at = 0, count
-        cdef int bucket, last = -1
+        cdef int bucket, last = INT_MAX
         cdef unsigned int serial
         cdef dict fresh = {}
         if buckets is None or buckets.register is not register:
@@ -372,14 +419,14 @@ cdef class Introduced:
             buckets.register = register
         known = buckets.known
         count = buckets.count
-        for i in range(shares.count):
+        for i in range(begin, end):
             bucket = shares.given[i].bucket
             serial = register.serials[bucket]
             if serial == 0 or <int> (serial - shares.last) > 0:
                 entries[i] = -1
                 continue
             if bucket <= last:
-                at = buckets.place_of(bucket)  # given to one who asked, after the others
+                at = buckets.place_of(bucket)  # the first, or given to one who asked, after the others
             last = bucket
             while at < count and known[at].bucket < bucket:
                 at += 1
@@ -388,104 +435,92 @@ cdef class Introduced:
             elif bucket in fresh:
                 entries[i] = fresh[bucket][1]
             else:
-                entries[i] = <int> self.count
-                fresh[bucket] = (serial, self.count)
-                self.count += 1
-                self.fresh.append((service, register.names[bucket]))
+                user, resource = register.names[bucket]
+                entries[i] = self.introduce(service, user, resource)
+                fresh[bucket] = (serial, entries[i])
         buckets.learn(fresh)
         return 0
 
-    cdef bint has_room(self):
+    cdef bint has_room(self) noexcept:
         """Whether the other end will take what is new in this frame."""
-        before = None
-        cdef Py_ssize_t users = self.users
-        for service, (user, _) in self.fresh:
-            if (service, user) != before:
-                users += 1
-                before = (service, user)
-        self.users = users
-        return self.count <= self.most_entries and users <= self.most_users
+        return self.count <= self.most_entries and self.users <= self.most_users
 
-    cdef int settle(self, Py_ssize_t used, Py_ssize_t runs) except -1:
-        self.fresh = []
-        self.is_ragged = runs > 64 and runs * RAGGED > used
-        return 0
-
-    def shares(self, list parts not None):
-        """Write new entries and shares of [(service, users), ...]; and whether it begins anew."""
+    def begin_shares(self, list parts not None):
+        """Begin to write the new entries and shares of [(service, users), ...]; `number_shares` is next."""
         cdef Py_ssize_t used = 0
-        cdef Buffer buffer
-        cdef unsigned int runs = 0
-        cdef bint anew
         cdef int *grown
         for _, users in parts:
             if type(users) is GivenShares:
                 used += (<GivenShares> users).count
             else:
                 used += sum(map(len, users.values()))
+        if used > self.most_entries:
+            raise ValueError(f"a frame may have {self.most_entries} shares, got {used}")
         if used > self.entries_room:
             grown = <int *> realloc(self.entries, used * sizeof(int))
             if grown == NULL:
                 raise MemoryError
             self.entries = grown
             self.entries_room = used
-        anew = self.is_outgrown(used)
-        if anew:
+        self.used = used
+        self.anew = self.is_outgrown(used)
+        if self.anew:
             self.forget()
-        self._number_shares(parts)
-        if not self.has_room():
-            anew = True
+        self.part = self.numbered = self.of_part = 0
+
+    def number_shares(self, list parts not None):
+        """Find the entries of some more shares, for some milliseconds; whether all have theirs."""
+        cdef Py_ssize_t end, begun = self.fresh_count
+        cdef GivenShares given
+        while self.part < len(parts) and self.fresh_count - begun < FRESH_AT_ONCE:
+            service, users = parts[self.part]
+            if type(users) is GivenShares:
+                given = users
+                end = min(given.count, self.of_part + FRESH_AT_ONCE)
+                self.number_given(service, given, self.entries + self.numbered, self.of_part, end)
+                self.of_part = end
+                if end < given.count:
+                    continue
+                self.numbered += given.count
+            else:  # the answer to an ask: never many
+                numbers = self.numbers.setdefault(service, {})
+                for user, resources in users.items():
+                    for resource in resources:
+                        self.entries[self.numbered] = self.number(service, numbers, user, resource)
+                        self.numbered += 1
+            self.of_part = 0
+            self.part += 1
+        if self.has_room():
+            return self.part == len(parts)
+        if self.anew:
             self.forget()
-            self._number_shares(parts)
-            if not self.has_room():
-                users_now, self.users = self.users, 0
-                self.forget()
-                raise ValueError(
-                    f"a frame may have {self.most_entries} shares of {self.most_users} users, "
-                    f"got {used} of {users_now}"
-                )
+            raise ValueError(
+                f"a frame may have {self.most_entries} shares of {self.most_users} users, got more"
+            )
+        self.anew = True
+        self.forget()
+        self.part = self.numbered = self.of_part = 0
+        return False
+
+    def end_shares(self, list parts not None):
+        """What was written; and whether the dictionary begins anew."""
+        cdef Buffer buffer
+        cdef unsigned int runs
         memset(&buffer, 0, sizeof(Buffer))
         try:
             self._write_fresh(<size_t> &buffer)
             runs = self._write_shares(<size_t> &buffer, parts)
-            self.settle(used, runs)
-            return anew, as_bytes(&buffer)
+            self.settle()
+            self.is_ragged = runs > 64 and runs * RAGGED > self.used
+            return self.anew, as_bytes(&buffer)
         finally:
             dispose(&buffer)
 
-    def _number_shares(self, list parts):
-        cdef Py_ssize_t at = 0
-        for service, users in parts:
-            if type(users) is GivenShares:
-                self.number_given(service, users, self.entries + at)
-                at += (<GivenShares> users).count
-                continue
-            numbers = self.numbers.setdefault(service, {})
-            for user, resources in users.items():
-                for resource in resources:
-                    self.entries[at] = self.number(service, numbers, user, resource)
-                    at += 1
-
     def _write_fresh(self, size_t address):
         cdef Buffer *buffer = <Buffer *> address
-        cdef unsigned int count = <unsigned int> len(self.fresh)
-        cdef unsigned char form
-        last_service = last_user = None
-        put(buffer, &count, 4)
-        for service, (user, resource) in self.fresh:
-            form = 0
-            if service != last_service:
-                form = HAS_SERVICE | HAS_USER
-            elif user != last_user:
-                form = HAS_USER
-            put(buffer, &form, 1)
-            if form & HAS_SERVICE:
-                put_name(buffer, service)
-            if form & HAS_USER:
-                put_name(buffer, user)
-            put_name(buffer, resource)
-            last_service = service
-            last_user = user
+        put(buffer, &self.fresh_count, 4)
+        if self.fresh.size:
+            put(buffer, self.fresh.data, self.fresh.size)
 
     def _write_shares(self, size_t address, list parts):
         """Returns the number of runs."""
@@ -538,6 +573,8 @@ cdef class Introduced:
         cdef bint anew, is_sorted = True
         packed = lines if type(lines) is PackedLines else packed_lines(lines)
         used = packed.count
+        if used > self.most_lines:
+            raise ValueError(f"a report may have {self.most_lines} lines, got {used}")
         anew = self.is_outgrown(used)
         if anew:
             self.forget()
@@ -570,7 +607,8 @@ cdef class Introduced:
             for i in range(used):
                 _write_line(&buffer, order[i].entry, expected, &packed.lines[order[i].at])
                 expected = order[i].entry + 1
-            self.settle(used, 0)
+            self.settle()
+            self.is_ragged = False
             return anew, as_bytes(&buffer)
         finally:
             free(order)
@@ -596,6 +634,7 @@ cdef class Introduced:
             self.packed_numbers[self.packed_count] = -1
             self.packed_count += 1
         for i in range(packed.count):
+            take_turns(i + 1)
             entry = packed.lines[i].entry
             if self.packed_numbers[entry] < 0:
                 service = dictionary.services[dictionary.found[entry].service]

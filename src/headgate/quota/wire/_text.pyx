@@ -10,6 +10,7 @@ Amounts are written with six digits after the point, and nine where they are bel
 
 import json
 
+from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.math cimport floor
 from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy, memset
@@ -100,8 +101,8 @@ cdef class TextEntries:
                 if type(of_user) is not dict or len(of_user) > most:
                     fail("resources", of_user, f"an object of at most {most} resources")
                 count += len(<dict> of_user)
-        if count > bounds.entries:
-            fail("the number of lines", count, f"at most {bounds.entries}")
+        if count > bounds.lines:
+            fail("the number of lines", count, f"at most {bounds.lines}")
         if self.dictionary.count > max(FEW, SPARSE * count):
             self._begin()
         packed = PackedLines(self.dictionary)
@@ -141,14 +142,15 @@ cdef class TextEntries:
         cdef PackedLines packed
         cdef str service
         cdef dict users
+        cdef bint is_plain
         if not 0 <= begin <= len(frame):
             raise ValueError(f"expected a place in {len(frame)} bytes, got {begin}")
         text.here = data + begin
         text.end = data + len(frame)
         for i in range(begin, len(frame)):
             most += data[i] == 91
-        if most > bounds.entries:
-            raise ProtocolError(f"the report has {most} lines, expected at most {bounds.entries}")
+        if most > bounds.lines:
+            raise ProtocolError(f"the report has {most} lines, expected at most {bounds.lines}")
         if self.dictionary.count > max(FEW, SPARSE * most):
             self._begin()
         packed = PackedLines(self.dictionary)
@@ -157,8 +159,8 @@ cdef class TextEntries:
         while goes_on:
             _next(&text)
             name_at = text.here
-            _skip_string(&text, "a service")
-            service = _decoded(name_at, text.here)
+            is_plain = _skip_string(&text, "a service")
+            service = _decoded(name_at, text.here, is_plain)
             _check_name("service", service, bounds.service_bytes)
             users = self.numbers.setdefault(service, {})
             _expect(&text, 58, "a colon")
@@ -195,7 +197,7 @@ cdef class TextEntries:
             if _is(<str> expected[0], name_at + 1, size):
                 user = <str> expected[0]
         if user is None:
-            user = _decoded(name_at, text.here)
+            user = _decoded(name_at, text.here, is_plain)
             _check_name("user", user, bounds.name_bytes)
         _expect(text, 58, "a colon")
         goes_on = _begins(text, "an object of resources")
@@ -212,7 +214,7 @@ cdef class TextEntries:
             else:
                 expected = None
             if expected is None:
-                resource = _decoded(name_at, text.here)
+                resource = _decoded(name_at, text.here, is_plain)
                 if numbers is None:
                     found = users.get(user)
                     if found is None:
@@ -339,9 +341,15 @@ cdef inline bint _is(str text, const char *data, Py_ssize_t size) noexcept:
     )
 
 
-cdef str _decoded(const char *begin, const char *end):
-    """A string with its quotes."""
+cdef str _decoded(const char *begin, const char *end, bint is_plain):
+    """A string with its quotes; `is_plain`: nothing in it is escaped."""
+    cdef const char *here = begin
+    while is_plain and here < end:
+        is_plain = <unsigned char> here[0] >= 32  # JSON has its own word for what is below
+        here += 1
     try:
+        if is_plain:
+            return PyUnicode_DecodeUTF8(begin + 1, end - begin - 2, NULL)
         return json.loads(begin[: end - begin])
     except ValueError as error:
         raise ProtocolError(f"{begin[: end - begin]!r} is not a name in JSON: {error}") from error

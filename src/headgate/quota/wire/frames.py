@@ -12,6 +12,7 @@ be sent must not be written.
 """
 
 import struct
+from collections.abc import Generator
 from typing import Any, NoReturn
 
 from headgate.errors import ProtocolError
@@ -104,11 +105,11 @@ class FrameReader:
             fail("flags", flags, f"none but those in {known}")
         return flags
 
-    def _introduce(self, flags: int) -> None:
+    def _introduce(self, flags: int, most: int) -> None:
         """Take in the new entries of a frame."""
         if flags & _ANEW:
             self._dictionary = Dictionary()
-        self._at = read_entries(self._frame, self._at, self._dictionary, self._bounds)
+        self._at = read_entries(self._frame, self._at, self._dictionary, self._bounds, most)
 
     # Messages
 
@@ -116,8 +117,9 @@ class FrameReader:
         self._flags(flags, _ANEW | _LEAVING)
         node = self._name("node")
         boot, sequence, since, epoch, slot, sent, settled_slot = self._take(_REPORT_HEAD)
-        self._introduce(flags)
-        lines, self._at = read_lines(self._frame, self._at, self._dictionary)
+        most = self._bounds.lines
+        self._introduce(flags, most)
+        lines, self._at = read_lines(self._frame, self._at, self._dictionary, most)
         return Report(
             node,
             whole("boot", boot),
@@ -136,7 +138,7 @@ class FrameReader:
         node = self._name("node")
         boot, slot, sent = self._take(_ASK_HEAD)
         users: dict[str, list[str]] = {}
-        left = self._bounds.users
+        left = self._bounds.asked
         for _ in range(self._count("services", _U16, 6, self._bounds.services)):
             service = self._service()
             count = self._count("users", _U32, 2, left)
@@ -168,7 +170,7 @@ class FrameReader:
             for _ in range(self._count("newcomers", _U16, 10, self._bounds.resources)):
                 resource = self._name("resource")
                 shares[resource] = amount("newcomers", self._take(_F64)[0])
-        self._introduce(flags)
+        self._introduce(flags, self._bounds.entries)
         users: dict[str, dict[str, dict[str, Share]]] = {service: {} for service in newcomers}
         self._at = read_shares(self._frame, self._at, self._dictionary, users, self._bounds.entries)
         order = list(users)
@@ -198,6 +200,16 @@ class FrameWriter:
         self._introduced = Introduced(bounds)
 
     def write(self, message: Report | Ask | Ack | Quota) -> bytes:
+        writing = self.writing(message)
+        while True:
+            try:
+                next(writing)
+            except StopIteration as done:
+                frame: bytes = done.value
+                return frame
+
+    def writing(self, message: Report | Ask | Ack | Quota) -> Generator[None, None, bytes]:
+        """As `write`, in steps of some milliseconds; nothing else may be written between them."""
         if isinstance(message, Report):
             frame = self._report(message)
         elif isinstance(message, Ask):
@@ -205,7 +217,7 @@ class FrameWriter:
         elif isinstance(message, Ack):
             frame = self._ack(message)
         else:
-            frame = self._quota(message)
+            frame = yield from self._quota(message)
         if len(frame) > self._bounds.frame_bytes:
             raise ValueError(
                 f"the frame has {len(frame)} bytes, expected at most {self._bounds.frame_bytes}"
@@ -240,7 +252,7 @@ class FrameWriter:
         body = _ACK_BODY.pack(ack.epoch, ack.boot, ack.sequence, ack.sent, ack.time)
         return bytes((_ACK, _LEADS if ack.leads else 0)) + _packed(ack.central) + body
 
-    def _quota(self, quota: Quota) -> bytes:
+    def _quota(self, quota: Quota) -> Generator[None, None, bytes]:
         frame = bytearray(2) + _packed(quota.central)
         frame += _QUOTA_HEAD.pack(quota.epoch, quota.version, quota.slot, quota.time, quota.nodes)
         frame += _U16.pack(len(quota.services))
@@ -249,7 +261,10 @@ class FrameWriter:
             for resource, share in part.newcomers.items():
                 frame += _packed(resource) + _F64.pack(share)
         parts = [(service, part.users) for service, part in quota.services.items()]
-        anew, bulk = self._introduced.shares(parts)
+        self._introduced.begin_shares(parts)
+        while not self._introduced.number_shares(parts):
+            yield
+        anew, bulk = self._introduced.end_shares(parts)
         frame[0] = _QUOTA
         frame[1] = (_ANEW if anew else 0) | (_WHOLE if quota.whole else 0)
         free = [

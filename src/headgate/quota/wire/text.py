@@ -28,6 +28,8 @@ except ImportError:  # a node without the central's extra
 __all__ = ["read_answer", "read_message", "write_answer", "write_classic", "write_message"]
 
 _VERSION = 1 << 56
+_SHARES = 2  # in text, for each line that a report may have
+_USUAL = Bounds()
 
 
 def read_message(frame: str, entries: TextEntries, bounds: Bounds) -> Report | Ask:
@@ -65,9 +67,10 @@ def write_message(message: Report | Ask) -> str:
     return _dumps("ask", message._asdict())
 
 
-def write_answer(answer: Ack | Quota) -> str:
+def write_answer(answer: Ack | Quota, bounds: Bounds) -> str:
     if isinstance(answer, Ack):
         return _dumps("ack", answer._asdict())
+    _check_size(answer.services, bounds)
     head = answer._asdict()
     del head["services"]
     services = ",".join(
@@ -77,13 +80,23 @@ def write_answer(answer: Ack | Quota) -> str:
     return f'{{"quota":{{{_text(head)[1:-1]},"services":{{{services}}}}}}}'
 
 
-def write_classic(quota: Mapping[str, ServiceQuota], slot: int) -> str:
+def write_classic(quota: Mapping[str, ServiceQuota], slot: int, bounds: Bounds = _USUAL) -> str:
     """What a classic node is told of `slot`."""
+    _check_size(quota, bounds)
     services = ",".join(
         f'{_text(service)}:{{"{slot}":{_users(part, is_classic=True)}}}'
         for service, part in quota.items()
     )
     return f"{{{services}}}"
+
+
+def _check_size(quota: Mapping[str, ServiceQuota], bounds: Bounds) -> None:
+    """Text is written in one go, so there is a bound."""
+    shares = sum(part.users.count for part in quota.values() if isinstance(part.users, GivenShares))
+    if shares > _SHARES * bounds.lines:
+        raise ValueError(
+            f"text may have {_SHARES * bounds.lines} shares, got {shares}: binary frames take more"
+        )
 
 
 def _users(part: ServiceQuota, *, is_classic: bool = False) -> str:
@@ -155,7 +168,7 @@ def _report(body: dict[str, Any], lines: PackedLines, bounds: Bounds) -> Report:
 
 def _ask(body: dict[str, Any], bounds: Bounds) -> Ask:
     services = _mapping("users", body.get("users"), bounds.services)
-    left = bounds.users
+    left = bounds.asked
     for service, users in services.items():
         name("service", service, bounds.service_bytes)
         if type(users) is not list or len(users) > left:

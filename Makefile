@@ -40,7 +40,7 @@ clean: ## remove .venv and all that was built
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/made:
-	@echo "headgate: making .venv (the first time, all in all a minute or so)"
+	@echo "headgate: making .venv (the first time only; all in all two minutes or so)"
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit("headgate: Python 3.11 or newer is needed, $(PYTHON) is " + v)'
 	@command -v gcc >/dev/null || command -v "$${CC:-cc}" >/dev/null || { echo "headgate: no C compiler was found, and the core is compiled: install gcc (Debian: apt-get install gcc)"; exit 1; }
 	@rm -rf .venv; $(PYTHON) -m venv .venv >/dev/null 2>&1 || { \

@@ -202,8 +202,10 @@ class Ledger:
         self._open_services()
         for book in list(self._books.values()):
             at: int | None = 0
-            while (at := book.limits_changed(slot, at, _TERMS_AT_ONCE)) is not None:
-                yield
+            while at is not None:
+                at = book.limits_changed(slot, at, _TERMS_AT_ONCE)
+                if at is not None:
+                    yield
 
     def _open_services(self) -> None:
         for name in self._table.services:

@@ -10,8 +10,9 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# No fused multiply-add: the same answers on every processor.
-FLAGS = ["-O3", "-ffp-contract=off"]
+# No fused multiply-add: the same answers on every processor. No symbols for a debugger, which
+# Python's own flags ask for: they are seven eighths of the size and a fifth of the time.
+FLAGS = ["-O3", "-ffp-contract=off", "-g0"]
 
 
 class BuildCore(build_ext):
@@ -31,7 +32,10 @@ class BuildCore(build_ext):
                 "again"
             )
         self.distribution.ext_modules = cythonize(
-            self.distribution.ext_modules, include_path=["src"], quiet=True
+            self.distribution.ext_modules,
+            include_path=["src"],
+            quiet=True,
+            nthreads=os.cpu_count() or 1,
         )
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()

@@ -5,6 +5,7 @@ a dict that is built for each request, as an application does.
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -81,10 +82,13 @@ def told(resources: tuple[str, ...]) -> Iterator[Host]:
         reporter = Reporter(host, ["central"])
         shares = dict.fromkeys(resources, Share(HUGE, HUGE))
         users = dict.fromkeys(("user:1234", "user:0", "user:1"), shares) | {"free": {}}
-        now = host.now()
-        slot = reporter.slot_and_window(now)[0]
+        now, wall = host.now(), time.time()
         services = {"front": ServiceQuota(users, dict.fromkeys(resources, 1.0))}
-        reporter.receive(now, "central", Quota("central", 1, 1, slot, 0.0, 1, True, services))
+        quota = Quota("central", 1, 1, int(wall), wall, 1, True, services)
+        reporter.receive(now, "central", quota)
+        states = [host.state(host.now(), "front", user) for user in users]
+        if states[0] not in ("fresh", "reused") or states[-1] != "free":
+            raise RuntimeError(f"the users have no quota to be measured with: {states}")
         yield host
     finally:
         host.close()

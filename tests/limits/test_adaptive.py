@@ -56,6 +56,7 @@ def test_it_finds_the_limit_of_a_server(workers: int, initial: int) -> None:
     assert workers <= gradient.limit <= 3 * workers
 
 
+@pytest.mark.no_cover  # a minute of a server's time, call by call
 def test_it_does_not_creep_up_under_lasting_overload() -> None:
     server = Server(10, service=0.010)
     gradient = Gradient(20, least=1, most=1000)

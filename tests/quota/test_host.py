@@ -358,10 +358,10 @@ def test_asks_of_all_processes_reach_the_reporter(host: Host, shared: str) -> No
             'for number in range(3): host.allows("front", f"user-{number % 2}")\n'
         )
         subprocess.run([sys.executable, "-c", code, shared], check=True, stdin=nothing)
-    assert host.has_asks
+    assert host.head.has_asks
     [(_, ask)] = reporter.outgoing(1000.1)
     assert ask.users == {"front": ["user-0", "user-1"]}  # type: ignore[union-attr]
-    assert not host.has_asks
+    assert not host.head.has_asks
 
 
 def test_more_asks_than_there_is_room_for_are_made_again_later(host: Host) -> None:
@@ -414,6 +414,7 @@ def test_a_refusal_says_for_how_long(host: Host) -> None:
         ({"x" * 201: 1.0}, "at most 200 bytes"),
         ({3: 1.0}, "must be a str, got 3"),
         ("requests", "must be a dict of amounts by resource, got 'requests'"),
+        ([], r"must be a dict of amounts by resource, got \[\]"),
         ({f"r{number}": 1.0 for number in range(65)}, "at most 64 resources, got 65"),
     ],
 )
@@ -425,3 +426,42 @@ def test_amounts_that_make_no_sense_are_refused_and_change_nothing(
     with pytest.raises((ValueError, TypeError, OverflowError), match=message):
         host.allows("front", "ann", amounts)
     assert len(host) == 0
+
+
+def test_a_memory_that_was_outlived_by_another_is_booked_again_when_that_has_gone(
+    tmp_path: Path,
+) -> None:
+    """One node_id with two memories: until then nothing of the older one is booked."""
+    clock = ManualClock(1000.0)
+    ledger = Ledger([Entry("front", "*", rates={"requests": 100.0}, burst_seconds=1.0)])
+
+    def tell(reporter: Reporter) -> bool:
+        for _, report in reporter.outgoing(clock.now() + 0.2):
+            if isinstance(report, Report):
+                if ledger.is_outlived(report.node, report.boot):
+                    return False
+                ledger.book(int(clock.now()), report)
+                reporter.receive(clock.now() + 0.3, "c1", _ack(report, clock.now() + 0.3))
+        return True
+
+    older = Host("n1", ["front"], shared=str(tmp_path / "older"), clock=clock)
+    reporter = Reporter(older, ["c1"])
+    older.consume("front", "ann", {"requests": 5.0})
+    for _ in range(3):
+        clock.advance(1.0)
+        assert tell(reporter)
+    newer = Host("n1", ["front"], shared=str(tmp_path / "newer"), clock=clock)
+    newer.consume("front", "ann", {"requests": 7.0})
+    clock.advance(1.0)
+    assert tell(Reporter(newer, ["c1"]))
+    newer.close()
+    older.consume("front", "ann", {"requests": 4.0})
+    denied = 0
+    clock.advance(1.0)
+    while not tell(reporter):
+        ledger.assign(int(clock.now()) + 1)
+        denied += 1
+        clock.advance(1.0)
+    assert 299 <= denied <= 302
+    assert ledger.recorded("front", "ann", "requests") == 5.0 + 7.0 + 4.0
+    older.close()

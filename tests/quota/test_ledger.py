@@ -104,6 +104,7 @@ def test_a_limit_of_one_goes_round_between_the_nodes(nodes: int, slots: int) -> 
     assert max(turns.values()) - min(turns.values()) <= 2
 
 
+@pytest.mark.no_cover  # half an hour on 64 nodes
 def test_a_limit_of_one_per_minute_lets_one_through_per_minute() -> None:
     fleet = Fleet(Ledger([entry(r=1 / 60)]), 64)
     fleet.run(120, 64.0)

@@ -101,6 +101,7 @@ def _flat(lines: dict[str, dict[str, dict[str, Line]]]) -> dict[str, float]:
     }
 
 
+@pytest.mark.no_cover  # a quarter of a million calls
 @pytest.mark.parametrize(("nodes", "slots_each"), [(64, 60), (20, 1)])
 def test_a_small_limit_lives_on_nodes_that_are_on_their_own(nodes: int, slots_each: int) -> None:
     """One per minute on 64 nodes, one per second on 20: no central, only safe shares."""

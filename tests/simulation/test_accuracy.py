@@ -13,6 +13,9 @@ import pytest
 from headgate.sim.runs import run
 from headgate.sim.scenario import Scenario, load
 
+# Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
+pytestmark = pytest.mark.no_cover
+
 SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
 SEEDS = range(150) if SOAK else range(2)
 

@@ -9,6 +9,9 @@ from headgate.sim.measures import Measures
 from headgate.sim.runs import run
 from headgate.sim.scenario import Scenario, load, read
 
+# Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
+pytestmark = pytest.mark.no_cover
+
 
 def both(scenario: Scenario) -> tuple[Measures, Measures]:
     return run(scenario).measures, run(scenario, system="classic").measures

@@ -36,11 +36,11 @@ class Course:
         )
 
     def over(self, window: float, limit: float, begin: float, end: float) -> float:
-        return self.most(window, begin, end) / (limit * window) - 1
+        return (self.most(window, begin, end) - limit * window) / (limit * window)
 
     def under(self, limit: float, begin: float, end: float) -> float:
         wanted = min(self.demand(begin, end), limit * (end - begin))
-        return 1 - self.total(begin, end) / wanted
+        return (wanted - self.total(begin, end)) / wanted
 
     def seconds(self, begin: float = 0.0, end: float = math.inf) -> list[int]:
         """Admitted in each second of the story, that is in each slot."""

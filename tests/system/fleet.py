@@ -1,8 +1,9 @@
 """A fleet of real processes for a story: a central, end nodes of several workers, and their faults.
 
     with Fleet(limits, traffic, seconds=24) as fleet:
-        fleet.begin()                     the story's clock is at 0
-        fleet.wait(10); fleet.nodes[0].kill()
+        begin_together(fleet)             the story's clock is at 0
+        fleet.wait(10)
+        fleet.nodes[0].kill()
         fleet.end()                       all traffic is over, all that lives has reported
 
 Times are seconds since the story began, on the wall clock; it begins with a slot. What was
@@ -15,6 +16,7 @@ import contextlib
 import json
 import math
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -27,6 +29,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from headgate.demo import leash
 from tests.system.course import Course
@@ -51,6 +54,14 @@ class Traffic:
     cost: float = 1.0
 
 
+class State(NamedTuple):
+    """The quota of a node, from a second of the story on."""
+
+    second: float
+    state: str
+    epoch: int
+
+
 def wait_for(holds: Callable[[], object], what: str) -> None:
     end = time.monotonic() + PATIENCE
     while not holds():
@@ -67,12 +78,15 @@ def on_a_leash(module: str, *arguments: str) -> list[str]:
 class CentralProcess:
     """`headgate central` with limits in a TOML file; started again, it has the same port."""
 
-    def __init__(self, folder: Path, limits: str, *, has_state: bool) -> None:
+    def __init__(
+        self, folder: Path, limits: str, *, has_state: bool = False, listen: str = "127.0.0.1:0"
+    ) -> None:
+        folder.mkdir(exist_ok=True)
         self._folder = folder
         self._limits = folder / "limits.toml"
         self._state = ["--state", str(folder / "central.state")] if has_state else []
-        self._listen = "127.0.0.1:0"
-        self.url = ""
+        self._listen = listen
+        self.url = f"http://{listen}"
         self.write_limits(limits)
 
     def write_limits(self, text: str) -> None:
@@ -102,6 +116,18 @@ class CentralProcess:
         self.process.wait(PATIENCE)
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop it if it runs, frozen or not."""
+        if hasattr(self, "process") and self.process.poll() is None:
+            self.thaw()
+            self.stop()
 
     def get(self, path: str, **query: str) -> dict:
         with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}") as answer:
@@ -141,6 +167,7 @@ class NodeProcesses:
                 "node": self.name,
                 "shared": str(self._shared),
                 "tally": str(path),
+                "states": str(self._folder / f"{self.name}.states"),
             }
             with open(self._folder / f"{self.name}.log", "ab") as log:
                 self.processes.append(
@@ -166,6 +193,11 @@ class NodeProcesses:
                 process.stdout.close()
                 process.stdin.write(f"{origin!r}\n")
                 process.stdin.close()
+
+    def states(self) -> list[State]:
+        """When its quota became fresh, reused or safe, and of which epoch, in order."""
+        lines = (self._folder / f"{self.name}.states").read_text().splitlines()
+        return [State(*json.loads(line)) for line in lines]
 
     def reporter(self) -> int:
         """The process that talks to the central."""
@@ -267,7 +299,10 @@ class Cable:
 
 
 class Fleet:
-    """A central and nodes, in a folder of their own. `traffic[i]` is what comes to node i."""
+    """A central and nodes, in a folder of their own. `traffic[i]` is what comes to node i.
+
+    `has_next`: the nodes know of a second central as well, which nobody has started yet.
+    """
 
     def __init__(
         self,
@@ -278,20 +313,26 @@ class Fleet:
         workers: int = 2,
         has_state: bool = False,
         has_cable: bool = False,
+        has_next: bool = False,
     ) -> None:
         parent = MEMORY if MEMORY.is_dir() else None
         self.folder = Path(tempfile.mkdtemp(prefix="headgate-fleet-", dir=parent))
         self.seconds = seconds
         self.central = CentralProcess(self.folder, limits, has_state=has_state)
         self.cable: Cable | None = None
+        # Nobody else listens at such an address, so it is still free when it is wanted.
+        host = "127." + ".".join(str(random.randint(1, 254)) for _ in range(3))
+        self.next = CentralProcess(self.folder / "next", limits, listen=f"{host}:7411")
         self.nodes: list[NodeProcesses] = []
         self.origin = 0.0
         try:
             self.central.start()
             self.cable = Cable(self.central.url) if has_cable else None
+            centrals = [self.cable.url if self.cable else self.central.url]
+            centrals += [self.next.url] if has_next else []
             for number, coming in enumerate(traffic, 1):
                 plan = {
-                    "central": self.cable.url if self.cable else self.central.url,
+                    "centrals": centrals,
                     "seconds": seconds,
                     "traffic": [_of_one_worker(one, workers) for one in coming],
                 }
@@ -308,8 +349,10 @@ class Fleet:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def begin(self) -> None:
-        begin_together(self)
+    def take_over(self) -> None:
+        """Start the second central; from now on it is the fleet's."""
+        self.next.start()
+        self.central, self.next = self.next, self.central
 
     def restart(self, node: NodeProcesses) -> None:
         node.start()
@@ -335,8 +378,8 @@ class Fleet:
             node.close()
         if self.cable is not None:
             self.cable.close()
-        if hasattr(self.central, "process") and self.central.process.poll() is None:
-            self.central.stop()
+        self.central.close()
+        self.next.close()
         shutil.rmtree(self.folder)
 
     # What came of it
@@ -383,15 +426,30 @@ def begin_together(*fleets: Fleet) -> None:
             node.begin(origin)
 
 
-def when_heard(*fleets: Fleet) -> list[float]:
-    """Wait until the centrals hear all their nodes; the second of the story when each did."""
+@dataclass(frozen=True)
+class Act:
+    """What is done to a fleet, and when. After the last one it has a central again."""
+
+    second: float
+    fleet: Fleet
+    do: Callable[[], object]
+
+
+def play(acts: Sequence[Act]) -> tuple[dict[Fleet, float], dict[Fleet, float]]:
+    """Do it all; for each fleet, when the last was done, and when its central heard all nodes."""
+    left = sorted(acts, key=lambda act: act.second)
+    back: dict[Fleet, float] = {}
     heard: dict[Fleet, float] = {}
-
-    def hear() -> bool:
-        for fleet in fleets:
-            if fleet not in heard and fleet.central.heard() == len(fleet.nodes):
+    end = time.monotonic() + max(act.second for act in acts) + PATIENCE
+    while left or len(heard) < len(back):
+        assert time.monotonic() < end, f"not all nodes are heard again within {PATIENCE:g} s"
+        while left and left[0].fleet.now >= left[0].second:
+            act = left.pop(0)
+            act.do()
+            if all(later.fleet is not act.fleet for later in left):
+                back[act.fleet] = act.fleet.now
+        for fleet in back.keys() - heard.keys():
+            if fleet.central.heard() == len(fleet.nodes):
                 heard[fleet] = fleet.now
-        return len(heard) == len(fleets)
-
-    wait_for(hear, "all nodes are heard again")
-    return [heard[fleet] for fleet in fleets]
+        time.sleep(0.02)
+    return back, heard

@@ -1,13 +1,14 @@
 """One worker process of an end node under test, and what it writes down.
 
-    python -m tests.system.quota_worker '{"central": ..., "node": ..., ...}'
+    python -m tests.system.quota_worker '{"centrals": [...], "node": ..., ...}'
 
 It makes a `Node`, says "ready", reads the second of the wall clock at which the story begins, and
 then asks for its users by the clock: so many requests per second, whatever the answers are. Each
 request that is allowed is consumed at once. At the end of the story it closes the node.
 
 Every decision is counted in a `Tally`: a file that is mapped into memory, so that what was counted
-until a SIGKILL is there, and nobody has to be asked for it.
+until a SIGKILL is there, and nobody has to be asked for it. Beside it is a file of lines: when the
+state of the node's quota became another, as the reporting worker saw it.
 """
 
 import json
@@ -18,12 +19,14 @@ import sys
 import time
 from pathlib import Path
 
+from headgate.errors import Unavailable
 from headgate.quota import Node
 
 BIN_SECONDS = 0.05
 STORY_SECONDS = 120.0
 BINS = round(STORY_SECONDS / BIN_SECONDS)
 TICK = 0.01
+LOOK_EVERY = 0.1
 PATIENCE = 0.5  # a request that could not be made for so long (a frozen process) has gone away
 
 
@@ -53,7 +56,35 @@ class Tally:
         self._memory.close()
 
 
-def ask(node: Node, plan: dict, tally: Tally, origin: float) -> None:
+class States:
+    """Writes down `[seconds, state, epoch]` of the node's quota whenever it is another."""
+
+    def __init__(self, path: Path, node: Node, origin: float) -> None:
+        self._path = path
+        self._node = node
+        self._origin = origin
+        self._last: tuple[str, int] | None = None
+        self._look_at = 0.0
+
+    def look(self) -> None:
+        now = time.time() - self._origin
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY
+        try:
+            status = self._node.status()
+        except Unavailable:
+            return  # its thread is busy, and asked again soon
+        if not status.is_reporting or status.quota is None:
+            return
+        seen = (status.quota.state, status.epoch)
+        if seen != self._last:
+            self._last = seen
+            with open(self._path, "a") as file:
+                file.write(json.dumps([now, *seen]) + "\n")
+
+
+def ask(node: Node, plan: dict, tally: Tally, states: States, origin: float) -> None:
     """Make the requests of the plan when they are due, until its end."""
     traffic = plan["traffic"]
     due = [max(0.0, time.time() - origin)] * len(traffic)  # when the next request of each is
@@ -68,6 +99,7 @@ def ask(node: Node, plan: dict, tally: Tally, origin: float) -> None:
                         node.consume(one["service"], one["user"], {"requests": one["cost"]})
                     tally.count(number, is_admitted, max(0.0, time.time() - origin))
                 due[number] += step
+        states.look()
         time.sleep(TICK)
 
 
@@ -79,13 +111,14 @@ def main() -> None:
     tally = Tally(Path(plan["tally"]), [one["user"] for one in plan["traffic"]])
     services = sorted({one["service"] for one in plan["traffic"]})
     with Node(
-        plan["central"], node_id=plan["node"], services=services, shared=plan["shared"]
+        plan["centrals"], node_id=plan["node"], services=services, shared=plan["shared"]
     ) as node:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         origin = float(sys.stdin.readline())
         time.sleep(max(0.0, origin - time.time()))
-        ask(node, plan, tally, origin)
+        states = States(Path(plan["states"]), node, origin)
+        ask(node, plan, tally, states, origin)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,19 @@ Tolerances:
 - What a worker did between its last decision and a SIGKILL may not be written down: one request.
 """
 
+import functools
 import math
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
 
 from tests.system.course import Course
-from tests.system.fleet import Fleet, Spans, Traffic, begin_together, toml, when_heard
+from tests.system.fleet import Act, Fleet, Spans, State, Traffic, begin_together, play, toml
+from tests.system.quota_worker import BIN_SECONDS
 
 WARM = 4.0  # seconds until everyone knows everyone
 
@@ -36,6 +39,7 @@ class Outcome:
     courses: dict[str, Course]
     recorded: dict[str, float]
     at: dict[str, float] = field(default_factory=dict)
+    states: list[list[State]] = field(default_factory=list)  # of each node
 
 
 def outcome(fleet: Fleet, *users: str, **at: float) -> Outcome:
@@ -44,6 +48,7 @@ def outcome(fleet: Fleet, *users: str, **at: float) -> Outcome:
         {user: fleet.course(user) for user in users},
         {user: fleet.central.recorded(user) for user in users},
         at,
+        [node.states() for node in fleet.nodes],
     )
 
 
@@ -64,7 +69,7 @@ def hops(nodes: int, seconds: float, seed: int) -> list[Spans]:
 
 CALM_SECONDS = 22.0
 GREEDY, HOPPER, RARE = 200.0, 40.0, 1.0
-CHANGES = ((0.0, 60.0), (9.0, 30.0), (15.0, 90.0))  # from when on, the limit of `changing`
+CHANGES = ((0.0, 240.0), (9.0, 120.0), (15.0, 360.0))  # from when on, the limit of `changing`
 HOPPERS_BURST = 2.0
 
 
@@ -81,7 +86,7 @@ def calm() -> Iterator[dict[str, Outcome]]:
         [
             Traffic("greedy", 3 * GREEDY / 4),
             Traffic("hopper", 5 * HOPPER, spans),
-            Traffic("changing", 180.0 / 4),
+            Traffic("changing", 480.0 / 4),
         ]
         for spans in hops(4, CALM_SECONDS, seed=1)
     ]
@@ -113,8 +118,9 @@ def test_a_client_that_hops_from_node_to_node_gains_nothing(calm: dict[str, Outc
     hopper = calm["four"].courses["hopper"]
     admitted = hopper.total(WARM, CALM_SECONDS) / (HOPPER * (CALM_SECONDS - WARM))
     assert admitted <= 1.1, hopper
-    # Nor is he locked out; half of a limit with so little burst is what hopping leaves.
-    assert admitted >= 0.3, hopper
+    # Nor is he locked out. What was promised to the node he has left comes back with its report,
+    # two slots later; with a burst of two slots there is nothing saved to bridge them.
+    assert admitted >= 0.4, hopper
 
 
 def test_limits_that_are_changed_under_load_hold_within_three_slots(
@@ -123,10 +129,13 @@ def test_limits_that_are_changed_under_load_hold_within_three_slots(
     changing = calm["four"].courses["changing"]
     ends = [at for at, _ in CHANGES[1:]] + [CALM_SECONDS]
     for (begin, limit), end in zip(CHANGES, ends, strict=True):
-        # The file is looked at every second, the assignment is in the middle of a slot, for the
-        # next one; one more for what was promised by the limit of before.
+        # The file is looked at every second, and the assignment is in the middle of a slot, for
+        # the next one: in the first slot it is seen, in the second given, in the third it holds.
+        # What the bucket held then, or owed, is evened out in the fourth.
+        holds = max(WARM, begin + 2.0)
+        assert changing.total(holds, holds + 2) <= 1.05 * 2 * limit, (limit, changing)
         settled = max(WARM, begin + 4.0)
-        assert changing.over(1, limit, settled, end) <= 0.15, (limit, changing)
+        assert changing.over(1, limit, settled, end) <= 0.05, (limit, changing)
         assert changing.under(limit, settled, end) <= 0.02, (limit, changing)
 
 
@@ -157,7 +166,7 @@ def nodes() -> Iterator[Outcome]:
     traffic = [[Traffic("harmed", 3 * HARMED / 4), Traffic("modest", 5.0)] for _ in range(4)]
     limits = toml(("harmed", HARMED, HARMED_BURST), ("modest", 40.0, HARMED_BURST))
     with Fleet(limits, traffic, seconds=NODES_SECONDS) as fleet:
-        fleet.begin()
+        begin_together(fleet)
         first, second, third, _ = fleet.nodes
         fleet.wait(REPORTER_KILLED)
         first.kill_reporter()
@@ -207,7 +216,7 @@ def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, back: float)
     saved = max(HARMED_BURST, 1.0) * HARMED
     assert harmed.total(back, end) <= 1.05 * HARMED * (end - back) + saved, harmed
     for admitted in slots_between(harmed, back + 3, end):
-        assert 0.95 * HARMED <= admitted <= 1.1 * HARMED, harmed
+        assert 0.95 * HARMED <= admitted <= 1.05 * HARMED, harmed
 
 
 def test_who_is_within_his_limit_does_not_notice_that_nodes_die(nodes: Outcome) -> None:
@@ -227,49 +236,91 @@ def test_nothing_that_a_killed_worker_let_through_is_lost_or_booked_twice(nodes:
 CENTRAL_SECONDS = 31.0
 HELD, MODEST = 100.0, 20.0
 HELD_BURST = 0.0
-STOPPED = 14.3  # late enough that the state of the running traffic is in the file of the killed one
-CUT, MENDED = 8.3, 18.3
+# In slots after the return of a central, times the limit. One that knows its nodes holds what they
+# live on until they are back. One that knows nothing gives to those who are there, and it is paid
+# for at once.
+EVEN, UNEVEN = 1.1, 2.0
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What happens to a fleet's central: when, and what."""
+
+    acts: list[tuple[float, Callable[[Fleet], object]]]
+    options: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def gone(self) -> float:
+        """The second from which on the nodes hear nothing."""
+        return self.acts[0][0]
+
+
+KNOWING = {  # It knows what was when it is there again
+    "killed": Plot(  # late enough that the state of the running traffic is in the file
+        [
+            (14.3, lambda fleet: fleet.central.stop(signal.SIGKILL)),
+            (14.3, lambda fleet: fleet.central.start()),
+        ],
+        {"has_state": True},
+    ),
+    "restarted": Plot(
+        [(11.3, lambda fleet: fleet.central.stop()), (16.3, lambda fleet: fleet.central.start())],
+        {"has_state": True},
+    ),
+    "frozen": Plot(
+        [(9.3, lambda fleet: fleet.central.freeze()), (17.3, lambda fleet: fleet.central.thaw())],
+    ),
+    "cut off": Plot(
+        [(8.3, lambda fleet: fleet.cable.cut()), (18.3, lambda fleet: fleet.cable.mend())],
+        {"has_cable": True},
+    ),
+}
+FORGETFUL = {  # It, or another, knows nothing
+    "without state": Plot(
+        [(13.3, lambda fleet: fleet.central.stop()), (13.3, lambda fleet: fleet.central.start())],
+    ),
+    "another": Plot(
+        [
+            (10.3, lambda fleet: fleet.central.stop(signal.SIGKILL)),
+            (12.3, lambda fleet: fleet.take_over()),
+        ],
+        {"has_next": True},
+    ),
+}
+AWAY = KNOWING | FORGETFUL
 
 
 @pytest.fixture(scope="module")
 def centrals() -> Iterator[dict[str, Outcome]]:
-    """Three fleets of two nodes: a central is killed, one is stopped, one is cut off."""
+    """Fleets of three nodes, each with a fault of its own."""
     traffic = [
         [
-            Traffic("held", 3 * HELD / 2),
-            Traffic("modest", MODEST / 2),
+            Traffic("held", 3 * HELD / 3),
+            Traffic("modest", MODEST / 3),
             Traffic("debtor", 10.0, cost=300.0),
         ]
-        for _ in range(2)
+        for _ in range(3)
     ]
     limits = toml(("held", HELD, HELD_BURST), ("modest", 40.0, 10.0), ("debtor", 10.0, 0.0))
-    seconds = CENTRAL_SECONDS
-    with (
-        Fleet(limits, traffic, seconds=seconds, has_state=True) as with_state,
-        Fleet(limits, traffic, seconds=seconds) as without,
-        Fleet(limits, traffic, seconds=seconds, has_cable=True) as cut,
-    ):
-        begin_together(with_state, without, cut)
-        assert cut.cable is not None
-        cut.wait(CUT)
-        cut.cable.cut()
-        cut.wait(STOPPED)
-        with_state.central.stop(signal.SIGKILL)
-        without.central.stop(signal.SIGTERM)
-        for fleet in (with_state, without):
-            fleet.central.start()
-        restarted = when_heard(with_state, without)
-        cut.wait(MENDED)
-        cut.cable.mend()
-        heard = dict(zip(AWAY, restarted + when_heard(cut), strict=True))
-        fleets = dict(zip(AWAY, (with_state, without, cut), strict=True))
+    with ExitStack() as stack:
+        fleets = {
+            name: stack.enter_context(
+                Fleet(limits, traffic, seconds=CENTRAL_SECONDS, workers=1, **plot.options)
+            )
+            for name, plot in AWAY.items()
+        }
+        begin_together(*fleets.values())
+        back, heard = play(
+            [
+                Act(second, fleets[name], functools.partial(act, fleets[name]))
+                for name, plot in AWAY.items()
+                for second, act in plot.acts
+            ]
+        )
         yield {
-            name: outcome(fleet, "held", "modest", "debtor", heard=heard[name])
+            name: outcome(fleet, "held", "modest", "debtor", back=back[fleet], heard=heard[fleet])
             for name, fleet in fleets.items()
         }
-
-
-AWAY = ["with state", "without", "cut"]
 
 
 @pytest.mark.parametrize("name", AWAY)
@@ -278,15 +329,21 @@ def test_no_slot_is_without_a_limit_while_the_central_is_away(
 ) -> None:
     held = centrals[name].courses["held"]
     assert held.most(1, WARM, CENTRAL_SECONDS) <= 2.05 * HELD, held
-    # Beyond ten slots' shares, the one of a slot in which nobody was paced.
+    # Nobody is paced meanwhile: beyond ten slots' shares there may be the one of a slot, in a
+    # window that does not begin with one.
     assert held.over(10, HELD, WARM, CENTRAL_SECONDS) <= 0.1, held
+    slots = slots_between(held, WARM, CENTRAL_SECONDS)
+    most = 1.05 if name in KNOWING else 1.1
+    for first in range(len(slots) - 9):
+        assert sum(slots[first : first + 10]) <= most * 10 * HELD, held
 
 
 def test_nodes_that_hear_nothing_go_on_with_leases_and_then_with_safe_shares(
     centrals: dict[str, Outcome],
 ) -> None:
-    held = centrals["cut"].courses["held"]
-    for admitted in slots_between(held, CUT, MENDED):
+    held = centrals["cut off"].courses["held"]
+    (gone, _), (back, _) = AWAY["cut off"].acts
+    for admitted in slots_between(held, gone, back):
         assert 0.95 * HELD <= admitted <= 1.05 * HELD, held
 
 
@@ -299,7 +356,38 @@ def test_all_is_normal_five_slots_after_the_central_hears_its_nodes(
     slots = slots_between(held, normal, CENTRAL_SECONDS)
     assert len(slots) >= 3, (normal, held)  # it did come back in time to be seen
     for admitted in slots:
-        assert 0.95 * HELD <= admitted <= 1.1 * HELD, (run.at, held)
+        assert 0.98 * HELD <= admitted <= 1.05 * HELD, (run.at, held)
+
+
+def after_the_return(run: Outcome) -> list[int]:
+    """Admitted in each slot, from the one in which the central is back. Nodes come one by one."""
+    return run.courses["held"].seconds(math.floor(run.at["back"]), run.at["heard"] + 5)
+
+
+@pytest.mark.parametrize("name", KNOWING)
+def test_a_central_that_knows_its_nodes_gives_nobody_what_others_live_on(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    slots = after_the_return(centrals[name])
+    assert max(slots) <= EVEN * HELD, (centrals[name].at, slots)
+    assert sum(slots) <= 1.02 * HELD * len(slots), (centrals[name].at, slots)
+
+
+@pytest.mark.parametrize("name", ["killed", "restarted", "frozen"])
+def test_a_central_that_was_away_is_not_felt_at_its_return(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    slots = after_the_return(centrals[name])
+    assert min(slots) >= 0.9 * HELD, (centrals[name].at, slots)
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_what_a_central_that_knows_nothing_gives_too_much_is_paid_for_at_once(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    slots = after_the_return(centrals[name])
+    assert max(slots) <= UNEVEN * HELD, (centrals[name].at, slots)
+    assert sum(slots) <= 1.02 * HELD * len(slots), (centrals[name].at, slots)
 
 
 @pytest.mark.parametrize("name", AWAY)
@@ -307,11 +395,11 @@ def test_who_is_within_his_limit_hardly_notices(centrals: dict[str, Outcome], na
     modest = centrals[name].courses["modest"]
     demand = modest.demand(WARM, CENTRAL_SECONDS)
     # A central that knows nothing has to meet him anew on each node, which may cost a slot.
-    most = MODEST if name == "without" else 0.02 * demand
+    most = MODEST if name in FORGETFUL else 0.02 * demand
     assert demand - modest.total(WARM, CENTRAL_SECONDS) <= most, modest
 
 
-@pytest.mark.parametrize("name", ["with state", "cut"])
+@pytest.mark.parametrize("name", KNOWING)
 def test_a_debt_is_remembered(centrals: dict[str, Outcome], name: str) -> None:
     """He took more in his first seconds than he may in a minute: each request cost him 300."""
     debtor = centrals[name].courses["debtor"]
@@ -319,7 +407,7 @@ def test_a_debt_is_remembered(centrals: dict[str, Outcome], name: str) -> None:
     assert debtor.total(WARM, CENTRAL_SECONDS) == 0, debtor
 
 
-@pytest.mark.parametrize("name", ["with state", "cut"])
+@pytest.mark.parametrize("name", KNOWING)
 def test_all_that_was_admitted_meanwhile_is_booked_once(
     centrals: dict[str, Outcome], name: str
 ) -> None:
@@ -329,12 +417,27 @@ def test_all_that_was_admitted_meanwhile_is_booked_once(
         assert run.recorded[user] == cost * course.total(), (run.recorded, course)
 
 
+@pytest.mark.parametrize("name", FORGETFUL)
 def test_a_central_that_knows_nothing_books_what_none_before_it_has_acknowledged(
-    centrals: dict[str, Outcome],
+    centrals: dict[str, Outcome], name: str
 ) -> None:
-    run = centrals["without"]
+    run = centrals[name]
+    # Reports are of whole slots. The last one that was due may still have been on its way.
+    unknown = math.floor(AWAY[name].gone)
     for user in ("held", "modest"):
         course = run.courses[user]
-        # Reports are of whole slots; the last one may have been on its way.
-        least, most = (course.total(second) for second in (STOPPED + 0.7, STOPPED - 1.3))
+        least, most = course.total(unknown + BIN_SECONDS), course.total(unknown - 1)
         assert least <= run.recorded[user] <= most, (run.recorded, course)
+
+
+def test_nodes_that_know_another_central_have_fresh_quotas_of_it(
+    centrals: dict[str, Outcome],
+) -> None:
+    run = centrals["another"]
+    for states in run.states:
+        first = next(one for one in states if one.state == "fresh")
+        last = states[-1]
+        assert last.state == "fresh", states
+        assert last.epoch > first.epoch, states
+        # The longest wait between two tries, and two slots: to report, and to be given something.
+        assert last.second <= run.at["back"] + 2 + 2, (run.at, states)

@@ -44,11 +44,11 @@ class CentralStatus:
 
 
 class CentralWatch:
-    """Asks the central at a port of this host, from `with` to its end."""
+    """Asks the central at a URL, from `with` to its end."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, url: str) -> None:
         self.status = CentralStatus()
-        self._port = port
+        self._address = url.removeprefix("http://")
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="central-watch", daemon=True)
 
@@ -61,7 +61,7 @@ class CentralWatch:
             self._is_over.wait(_EVERY)
 
     def _ask(self) -> CentralStatus:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_TIMEOUT)
+        connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT)
         try:
             status = _get(connection, "/api/status")
             limits = _get(connection, f"/api/limits?service={SERVICE}")

@@ -4,13 +4,18 @@ One central (the real command, with its limits in an SQLite file, so that `headg
 change them) and the workers of the end nodes. Each has a process group of its own: Ctrl-C is for
 the demo alone, which then ends them in order, and each is on a leash (`leash.py`), in case the
 demo is killed before it can. Which one dies meanwhile is started again after RESTART_AFTER
-seconds, as a supervisor would; the central on the same port, with the state it had.
+seconds, as a supervisor would; the central at the same address, with the state it had.
+
+That address is one of the many of this machine (127.0.0.0/8), taken by chance. While the central
+of a demo is dead, its nodes knock where it was: at 127.0.0.1 another central might have come up
+meanwhile, somebody's own or that of another demo, and they would join it.
 
 The folder is in /dev/shm where there is one, because the nodes' counters are in it, and goes with
 the fleet. `open` may be told to stop at any point: what is there until then is ended by `close`.
 """
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -32,7 +37,7 @@ from headgate.quota.sources.sqlite_file import SqliteFile
 
 __all__ = ["RESTART_AFTER", "Ended", "Fleet", "Worker"]
 
-USUAL_PORT = 7411
+_USUAL_PORT = 7411
 RESTART_AFTER = 3.0  # seconds
 _START_TIMEOUT = 30.0
 _STOP_TIMEOUT = 5.0
@@ -87,10 +92,10 @@ class Fleet:
             Entry(SERVICE, user.name, user.burst_seconds, {RESOURCE: user.limit}) for user in USERS
         )
         limits.close()
-        if not self._open_central(USUAL_PORT) and not self._open_central(0):
+        host = "127." + ".".join(str(random.randint(1, 254)) for _ in range(3))
+        if not self._open_central(f"{host}:{_USUAL_PORT}") and not self._open_central(f"{host}:0"):
             raise Unavailable(f"the central did not start:\n{self.said_by(self.central)}")
-        port = self.url.rpartition(":")[2]
-        self.central.command = self._central_command(int(port))
+        self.central.command = self._central_command(self.url.removeprefix("http://"))
         for node in range(NODES):
             for worker in range(WORKERS):
                 self._open_worker(node, worker)
@@ -156,9 +161,9 @@ class Fleet:
     def _log(self, process: _Process) -> Path:
         return self.folder / f"{process.name}.log"
 
-    def _open_central(self, port: int) -> bool:
-        """False if it could not be started on this port."""
-        self.central.command = self._central_command(port)
+    def _open_central(self, listen: str) -> bool:
+        """False if it could not be started at this address."""
+        self.central.command = self._central_command(listen)
         self._start(self.central)
         log = self._log(self.central)
         try:
@@ -171,9 +176,9 @@ class Fleet:
         self.url = listens[1]
         return True
 
-    def _central_command(self, port: int) -> list[str]:
+    def _central_command(self, listen: str) -> list[str]:
         options = {
-            "--listen": f"127.0.0.1:{port}",
+            "--listen": listen,
             "--limits": str(self.folder / "limits.db"),
             "--state": str(self.folder / "central.state"),
         }

@@ -87,7 +87,7 @@ class QuotaDemo:
         """Start the fleet; raises Ended if the mark is set meanwhile."""
         try:
             self._fleet.open()
-            self._watch = CentralWatch(int(self.url.rpartition(":")[2]))
+            self._watch = CentralWatch(self.url)
             self._watch.__enter__()
         except BaseException:
             self._fleet.close()

@@ -12,7 +12,9 @@ What is measured, over the seconds that are judged:
                   the limit. A second above the limit is right if he had left as much unused
                   before, and only then.
     over_run      admitted over the limit times the seconds, minus 1
-    under         1 minus admitted over min(asked, limit), each summed
+    under         1 minus admitted over what a bucket would have let through that began empty
+                  and gives out, in a second, the limit and half of what was saved before: the
+                  other half is kept for nodes that ask, and for the second after
 
 Not judged: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
 takes two or three slots to be in force and as many to be even; seconds without a limit, or of
@@ -94,6 +96,7 @@ def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
     """All checks of a user who has goals for them; empty if there is nothing to judge."""
     admitted = allowed = covered = over_second = 0.0
     level: float | None = None
+    least = 0.0  # what is in a bucket that began empty
     burst_seconds: float | None = None
     for second, is_judged in zip(seconds, _judged(seconds), strict=True):
         limit = second.limit
@@ -105,13 +108,16 @@ def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
             # A bucket that is made larger stays as full as it was; how full is not known here.
             is_new = burst_seconds not in (None, second.burst_seconds)
             level = burst if user.saves or is_new else 0.0
+            least = 0.0
         burst_seconds = second.burst_seconds
         left = level + limit - second.admitted
         over_second = max(over_second, _part(-left, limit))
         level = min(max(left, 0.0), burst)
         admitted += second.admitted
         allowed += limit
-        covered += min(second.asked, limit)
+        passes = min(second.asked, limit + least / 2)
+        least = min(least + limit - passes, burst)
+        covered += passes
     if burst_seconds is None:
         return []
     goals = user.goals

@@ -4,8 +4,6 @@
 shell with the terminal. Rich is imported there alone.
 """
 
-import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,25 +19,24 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "commands", "frame", "show", "summary"]
 
-_BEFORE_BARS, _AFTER_BARS = 16, 37  # columns
+_BEFORE_BARS, _AFTER_BARS = 16, 40  # columns
 _RECENT = 30  # seconds, for the verdict on the screen
-_USUAL_URL = "http://127.0.0.1:7411"
+_ON_EVERY_PATH = (Path("/usr/local/bin"), Path("/usr/bin"))
 _COLOURS = {"fresh": "green", "reused": "yellow", "safe": "yellow", "none": "red"}
 
 
-def frame(demo: QuotaDemo, seconds: float | None, width: int, bars: str, headgate: str) -> str:
-    """The screen, in Rich's markup. `headgate` is how the command is called here."""
+def frame(demo: QuotaDemo, seconds: float | None, width: int, bars: str) -> str:
+    """The screen, in Rich's markup."""
     bar_width = max(width - _BEFORE_BARS - _AFTER_BARS, 8)
     title = "headgate demo"
     time = f"{demo.recorded} {'' if seconds is None else f'of {seconds:g} '}s, Ctrl-C ends it"
     below, above = range(1, AT_LIMIT + 1), range(AT_LIMIT + 1, len(bars))
-    bars_head = f"admitted in the last {bar_width} s"[:bar_width]
-    heads = f"{'asked':>7}{'admitted':>10}{'refused':>9}  held?"
+    bars_head = f"admitted, last {bar_width} s"
+    heads = f"{'asked/s':>8}{'admitted/s':>11}{'refused/s':>10}  held?"
     lines = [
         f"[bold]{title}[/]{time.rjust(width - len(title))}",
         f"[dim]One limit for each user, on all nodes together:[/] {draw(below, bars)} "
         f"[dim]up to it,[/] {draw(above, bars)} [dim]saved up[/]",
-        "",
         _central(demo),
         *(_node(node) for node in demo.nodes()),
         "",
@@ -49,7 +46,7 @@ def frame(demo: QuotaDemo, seconds: float | None, width: int, bars: str, headgat
         lines.append(_user(demo.record, user, bar_width, bars))
         lines.append(f"[dim]  {user.about}[/]")
     lines += ["", "[bold]Try in another terminal:[/]"]
-    lines += [f"  {line}" for line in commands(demo, headgate)]
+    lines += [f"  {line}" for line in commands(demo, width - 2)]
     return "\n".join(lines)
 
 
@@ -85,7 +82,7 @@ def _user(record: Record, user: User, bar_width: int, bars: str) -> str:
     last = seconds[-1] if seconds else Second(0, user.limit, user.burst_seconds, 0, 0)
     return (
         f"[bold]{user.name:8}[/]{_limit(last.limit):7} {' ' * (bar_width - len(seconds))}{drawn}"
-        f"{last.asked:7}{last.admitted:10}{last.refused or '':>9}  "
+        f"{last.asked:8}{last.admitted:11}{last.refused or '':>10}  "
         f"{_verdict(record.checks(user, _RECENT))}"
     )
 
@@ -106,14 +103,18 @@ def _verdict(checks: Sequence[Check]) -> str:
     return "[green]yes[/]" if broken is None else f"[red]no: {broken.name.partition('_')[0]}[/]"
 
 
-def commands(demo: QuotaDemo, headgate: str) -> list[str]:
-    """What to try, as lines that can be pasted."""
-    setting = f"{headgate} limits set {SERVICE} greedy requests=400"
-    if demo.url == _USUAL_URL:
-        tries = [f"{setting} --burst-seconds 1"]
-    else:
-        # In two commands, because a line that goes on in the next one is not pasted well.
-        tries = [f"U={demo.url}", f"{setting} --burst 1 --url $U"]
+def commands(demo: QuotaDemo, width: int) -> list[str]:
+    """What to try, as lines that can be pasted into a terminal that stands anywhere.
+
+    They are short, because a line that goes on in the next one is not pasted well.
+    """
+    folder, headgate = command()
+    where = [f"PATH={folder}:$PATH"] if folder is not None else []
+    where.append(f"U={demo.url}")
+    if len(" ".join(where)) <= width:
+        where = [" ".join(where)]
+    setting = f"{headgate} limits set {SERVICE} greedy requests=400 --burst-seconds 1"
+    tries = [*where, f"{setting} --url $U"]
     first = demo.nodes()[0]
     worker = first.reporter or next(iter(first.workers), None)
     if worker is not None:
@@ -129,14 +130,12 @@ def _explained(words: str, what: str) -> str:
     return f"{words:50} [dim]# {what}[/]"
 
 
-def command() -> str:
-    """How to call headgate from another terminal, where PATH may be another."""
-    script = Path(sys.executable).with_name("headgate")
-    if not script.exists():
-        return f"{sys.executable} -m headgate"
-    if script.is_relative_to(Path.cwd()):
-        return os.path.relpath(script)
-    return "headgate" if shutil.which("headgate") == str(script) else str(script)
+def command() -> tuple[Path | None, str]:
+    """What another terminal must have in its PATH, and how headgate is called then."""
+    python = Path(sys.executable)
+    has_script = python.with_name("headgate").exists()
+    folder = None if python.parent in _ON_EVERY_PATH else python.parent
+    return folder, "headgate" if has_script else f"{python.name} -m headgate"
 
 
 def summary(demo: QuotaDemo) -> str:
@@ -182,11 +181,13 @@ def show(demo: QuotaDemo, seconds: float | None, console: "Console", bars: str) 
     from rich.live import Live
     from rich.text import Text
 
-    headgate = command()
     with Live(console=console, screen=True, auto_refresh=False) as live:
 
         def draw_frame() -> None:
-            text = Text.from_markup(frame(demo, seconds, console.width, bars, headgate))
+            lines = frame(demo, seconds, console.width, bars).splitlines()
+            if len(lines) > console.height:
+                lines[console.height - 1 :] = ["[yellow]the rest needs a larger terminal[/]"]
+            text = Text.from_markup("\n".join(lines))
             text.no_wrap, text.overflow = True, "crop"
             live.update(text, refresh=True)
 

@@ -25,7 +25,7 @@ import contextvars
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from typing import Required, TypeAlias, TypedDict
 
 from headgate.integrations.answers import PROBLEM, TITLE, Field, Refusal
 from headgate.integrations.keys import bounded, by_address, header_name
@@ -40,6 +40,7 @@ __all__ = [
     "Meter",
     "QuotaBody",
     "QuotaGate",
+    "QuotaOptions",
     "UserFunction",
     "add",
     "running",
@@ -143,6 +144,17 @@ def add(resource: str, amount: float = 1.0) -> None:
     meter = running.get()
     if meter is not None:
         meter.add(resource, amount)
+
+
+class QuotaOptions(TypedDict, total=False):
+    """What a middleware takes beside its application and node: `QuotaGate`'s arguments."""
+
+    service: Required[str | Callable[[Request], str]]
+    user: Required[str | UserFunction]
+    resources: Iterable[str]
+    expect: Callable[[Request], Mapping[str, float] | None] | None
+    body: QuotaBody | None
+    on_refusal: Callable[[Request, Throttled], None] | None
 
 
 class QuotaGate:

@@ -12,49 +12,22 @@
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from typing import Unpack
 
 from headgate.integrations.asgi import App, Message, Receive, Scope, Send, answer, turn_away
-from headgate.integrations.metering import (
-    MEASURED,
-    NOTE,
-    Meter,
-    QuotaBody,
-    QuotaGate,
-    UserFunction,
-    running,
-)
-from headgate.integrations.requests import Request, ScopeRequest
+from headgate.integrations.metering import NOTE, Meter, QuotaGate, QuotaOptions, running
+from headgate.integrations.requests import ScopeRequest
 from headgate.quota import Node, Throttled
 
 __all__ = ["QuotaASGIMiddleware"]
 
 
 class QuotaASGIMiddleware:
-    """Puts a node in front of an ASGI application; the arguments are `QuotaGate`'s."""
+    """Puts a node in front of an ASGI application; the options are `QuotaGate`'s arguments."""
 
-    def __init__(
-        self,
-        app: App,
-        node: Node,
-        *,
-        service: str | Callable[[Request], str],
-        user: str | UserFunction,
-        resources: Iterable[str] = MEASURED,
-        expect: Callable[[Request], Mapping[str, float] | None] | None = None,
-        body: QuotaBody | None = None,
-        on_refusal: Callable[[Request, Throttled], None] | None = None,
-    ) -> None:
+    def __init__(self, app: App, node: Node, **options: Unpack[QuotaOptions]) -> None:
         self._app = app
-        self._gate = QuotaGate(
-            node,
-            service=service,
-            user=user,
-            resources=resources,
-            expect=expect,
-            body=body,
-            on_refusal=on_refusal,
-        )
+        self._gate = QuotaGate(node, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]

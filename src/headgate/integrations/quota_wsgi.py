@@ -11,20 +11,12 @@
   untouched.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Unpack
 
-from headgate.integrations.metering import (
-    MEASURED,
-    NOTE,
-    Meter,
-    QuotaBody,
-    QuotaGate,
-    UserFunction,
-    running,
-)
-from headgate.integrations.requests import EnvironRequest, Request
+from headgate.integrations.metering import NOTE, Meter, QuotaGate, QuotaOptions, running
+from headgate.integrations.requests import EnvironRequest
 from headgate.integrations.wsgi import App, Environ, StartResponse, Write
 from headgate.quota import Node, Throttled
 
@@ -32,30 +24,11 @@ __all__ = ["QuotaWSGIMiddleware"]
 
 
 class QuotaWSGIMiddleware:
-    """Puts a node in front of a WSGI application; the arguments are `QuotaGate`'s."""
+    """Puts a node in front of a WSGI application; the options are `QuotaGate`'s arguments."""
 
-    def __init__(
-        self,
-        app: App,
-        node: Node,
-        *,
-        service: str | Callable[[Request], str],
-        user: str | UserFunction,
-        resources: Iterable[str] = MEASURED,
-        expect: Callable[[Request], Mapping[str, float] | None] | None = None,
-        body: QuotaBody | None = None,
-        on_refusal: Callable[[Request, Throttled], None] | None = None,
-    ) -> None:
+    def __init__(self, app: App, node: Node, **options: Unpack[QuotaOptions]) -> None:
         self._app = app
-        self._gate = QuotaGate(
-            node,
-            service=service,
-            user=user,
-            resources=resources,
-            expect=expect,
-            body=body,
-            on_refusal=on_refusal,
-        )
+        self._gate = QuotaGate(node, **options)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         request = EnvironRequest(environ)

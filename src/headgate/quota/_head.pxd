@@ -2,8 +2,10 @@
 """The shape of a host's head file. See `_head.pyx`."""
 
 cimport cython
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from headgate.limits.shared._atomic cimport after_reads, load
 from headgate.limits.shared._memory cimport Memory
 from headgate.quota._user cimport Now, Terms
 
@@ -15,6 +17,7 @@ cdef enum:
     LONGEST_USER = 160
     ASKS = 512
     PURPOSE = 512
+    RECENT = 8
 
 cdef struct View:
     # What is known of a slot: the newest whole Quota up to it, and what newcomers have.
@@ -70,9 +73,11 @@ cdef class Head:
     cdef readonly double slot_seconds
     cdef dict _numbers       # of services
     cdef dict _resources     # numbers by name
-    cdef list _resource_names
     cdef object _last_service  # the one asked for last, and its number
     cdef int _last_number
+    cdef list _recent          # resources that last stood first, second, ... in what a caller gave
+    cdef PyObject *_recent_names[RECENT]  # the same
+    cdef int[RECENT] _recent_numbers
     cdef uint64_t _next_ask
     cdef int _waits
 
@@ -81,8 +86,65 @@ cdef class Head:
     cdef int fill_terms(self, Terms *terms, object shares) except -1
     cdef int _add(self, object name, str what, char *names, uint64_t *count, int most, int longest) except -1
     cdef int resource(self, object name) except -1
-    cdef str resource_name(self, int number)
-    cdef int read(self, double time, int service, Now *now, bint with_terms) noexcept
+    cdef int _resource_at(self, object name, int place) except -1
+    cpdef str resource_name(self, int number)
     cdef int known_service(self, object name) except -2
     cdef int resource_or_none(self, object name) except -2
     cdef void ask(self, int service, const char *user, uint32_t size) noexcept
+
+
+cdef inline int service_number(Head head, object name) except -1:
+    """The number of a service; most often it is the one that was asked for last."""
+    return head._last_number if name is head._last_service else head.service(name)
+
+
+cdef inline int resource_number(Head head, object name, int place) except -1:
+    """The number of a resource that stands at `place` in what a caller gave: as the time before."""
+    if place < RECENT and <PyObject *> name == head._recent_names[place]:
+        return head._recent_numbers[place]
+    return head._resource_at(name, place)
+
+
+cdef inline void read_window(Head head, Now *now) noexcept:
+    """Which window and slot it is at `now.time`, and of what what is in hand is: generation, version."""
+    read(head, 0, now, False)
+
+
+cdef inline void read_terms(Head head, int service, Now *now) noexcept:
+    """The same, and all else that holds for a service; without the user's fraction and the node's
+    own terms (lease, reservations, fallback)."""
+    read(head, service, now, True)
+
+
+cdef inline void read(Head head, int service, Now *now, bint with_terms) noexcept:
+    cdef uint64_t published
+    cdef Base *base
+    cdef View *view
+    cdef int64_t more, slot
+    while True:
+        published = load(&head.memory.published)
+        base = &head.memory.bases[published & 1]
+        more = 0
+        now.begin = base.begin
+        now.end = base.turn_at
+        if now.time >= base.turn_at:
+            # Nobody has told of this window yet: it follows from the last one that was told.
+            more = <int64_t> min((now.time - base.turn_at) / head.slot_seconds, 1e9)
+            now.begin = base.turn_at + <double> more * head.slot_seconds
+            now.end = now.begin + head.slot_seconds
+            more += 1
+        slot = base.slot if base.slot_holds else base.slot + more
+        now.slot = slot
+        now.window = base.window + <uint32_t> more
+        now.generation = base.generation
+        now.version = base.version
+        if with_terms:
+            view = &base.views[slot > base.slot]
+            now.held = base.held + more if base.slot_holds else (base.held if more == 0 else 0)
+            now.whole = view.whole
+            now.is_told = view.known >> service & 1
+            now.terms = view.newcomers[service]
+        after_reads()
+        if load(&head.memory.published) == published:
+            break
+    now.slot_seconds = head.slot_seconds

@@ -42,7 +42,7 @@ cdef class Head:
         self.slot_seconds = slot_seconds
         self._numbers = {}
         self._resources = {}
-        self._resource_names = []
+        self._recent = [None] * RECENT
         purpose = f"node {node_id!r} with slots of {slot_seconds:g} s".encode("utf-8", "surrogatepass")
         if len(purpose) >= PURPOSE:
             raise ValueError(f"node_id must have at most 200 bytes, got {node_id!r}")
@@ -113,6 +113,14 @@ cdef class Head:
             self._resources[name] = found
         return found
 
+    cdef int _resource_at(self, object name, int place) except -1:
+        cdef int found = self.resource(name)
+        if place < RECENT:
+            self._recent[place] = name  # so that no other object can have its address
+            self._recent_names[place] = <PyObject *> name
+            self._recent_numbers[place] = found
+        return found
+
     cdef int known_service(self, object name) except -2:
         """The number of a service that some process of this host has named; -1: none has."""
         cdef uint64_t i
@@ -138,7 +146,7 @@ cdef class Head:
         except ValueError:
             return -1
 
-    cdef str resource_name(self, int number):
+    cpdef str resource_name(self, int number):
         if number == STARTS:
             return "requests"
         return _name_at(<char *> self.memory.resource_names, number)
@@ -176,49 +184,6 @@ cdef class Head:
             os.close(descriptor)
 
     # What holds for everybody
-
-    cdef int read(self, double time, int service, Now *now, bint with_terms) noexcept:
-        """What holds at `time` for a service; all but the user's own fraction, the lease and fallback.
-
-        Returns whether newcomers of the service are known. What they have is read too if it is
-        asked for.
-        """
-        cdef uint64_t published
-        cdef Base *base
-        cdef View *view
-        cdef double passed
-        cdef int64_t more
-        cdef int known
-        while True:
-            published = load(&self.memory.published)
-            base = &self.memory.bases[published & 1]
-            more = 0
-            now.begin = base.begin
-            if time >= base.turn_at:
-                # Nobody has told of this window yet: it follows from the last one that was told.
-                passed = floor((time - base.turn_at) / self.slot_seconds)
-                more = 1 + <int64_t> min(passed, 1e9)
-                now.begin = base.turn_at + passed * self.slot_seconds
-                now.end = now.begin + self.slot_seconds
-            else:
-                now.end = base.turn_at
-            now.slot = base.slot if base.slot_holds else base.slot + more
-            now.held = base.held + more if base.slot_holds else (base.held if more == 0 else 0)
-            now.window = base.window + <uint32_t> more
-            now.generation = base.generation
-            now.version = base.version
-            view = &base.views[now.slot > base.slot]
-            now.whole = view.whole
-            known = view.known >> service & 1
-            if with_terms:
-                now.terms = view.newcomers[service]
-            after_reads()
-            if load(&self.memory.published) == published:
-                break
-        now.time = time
-        now.slot_seconds = self.slot_seconds
-        now.is_told = known
-        return known
 
     def publish(self, *, version, begin, turn_at, slot, held, epoch, window, generation, slot_holds, nodes, views):
         """Tell what holds from now on. `views` are (slot of the whole Quota or -1, newcomers by service) of

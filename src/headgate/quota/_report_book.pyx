@@ -23,6 +23,7 @@ from collections import deque
 
 from libc.string cimport memset
 
+from headgate.quota._turns cimport take_turns
 from headgate.quota._user cimport LARGEST
 
 from headgate.quota.protocol import Report
@@ -184,6 +185,7 @@ cdef class ReportBook:
         cdef uint32_t sequence = self.sequence
         cdef Account account
         cdef Total *total
+        cdef Py_ssize_t done = 0
         cdef int i
         # One who has not answered for a while must not hold up what the others are told.
         heard = [
@@ -201,6 +203,8 @@ cdef class ReportBook:
             self.unsettled[account] = None
             if account.holds():
                 self.holding[account] = None
+            done += 1
+            take_turns(done)
         self.sequence += 1
         made = {}
         reports = []
@@ -234,10 +238,12 @@ cdef class ReportBook:
     def _put_off(self, uint32_t since):
         """See to it that no report has too many lines."""
         cdef Account account
-        cdef Py_ssize_t lines = 0
+        cdef Py_ssize_t lines = 0, done = 0
         cdef int i
         put_off = []
         for account in self._since(since):
+            done += 1
+            take_turns(done)
             for i in range(account.count):
                 lines += account.totals[i].changed > since
             if lines > MOST_LINES:
@@ -267,11 +273,13 @@ cdef class ReportBook:
         """How many lines the next report to `central` will have."""
         cdef uint32_t since = self._acknowledged[central]
         cdef Account account
-        cdef Py_ssize_t lines = 0
+        cdef Py_ssize_t lines = 0, done = 0
         cdef int i
         for account in self._since(since):
             for i in range(account.count):
                 lines += account.totals[i].changed > since
+            done += 1
+            take_turns(done)
         return lines
 
     def drop_idle(self):
@@ -316,7 +324,7 @@ cdef class ReportBook:
         cdef PackedLines lines
         cdef Account account
         cdef Total *total
-        cdef Py_ssize_t count = 0
+        cdef Py_ssize_t count = 0, done = 0
         cdef int i
         self._renumber()
         for account in accounts:
@@ -324,6 +332,8 @@ cdef class ReportBook:
         lines = PackedLines(self._dictionary)
         lines.reserve(count)
         for account in accounts:
+            done += 1
+            take_turns(done)
             if account.changed > self.sequence - 1:
                 continue  # it was put off
             for i in range(account.count):

@@ -52,6 +52,7 @@ cdef enum State:
     SAFE = 3
     NEWCOMER = 4
     FREE = 5
+    STATES = 6       # so many
 
 cdef struct User:
     uint32_t window          # in which he was last looked at
@@ -101,6 +102,7 @@ cdef struct Terms:
 
 cdef struct Now:
     double time
+    bint is_rough            # the time is of the coarse clock: some milliseconds behind
     double begin             # of the window
     double end
     double slot_seconds
@@ -129,6 +131,11 @@ cdef inline bint is_credit(int state) noexcept nogil:
 
 cdef inline bint is_holding(User *user) noexcept nogil:
     return user.count > 0.0 or user.old_count > 0.0
+
+
+cdef inline bint is_free(User *user, Now *now) noexcept nogil:
+    """Whether the limits as they stand have none for him."""
+    return user.free_version != 0 and user.free_version == now.version
 
 
 cdef inline Cell *cell_of(Cell *cells, int count, int resource) noexcept nogil:
@@ -202,7 +209,7 @@ cdef inline int state_of(User *user, Now *now) noexcept nogil:
     """What a user has in this slot."""
     cdef int quota = newest_quota(user, now)
     cdef int64_t age
-    if user.free_version != 0 and user.free_version == now.version:
+    if is_free(user, now):
         return FREE
     if quota < 0:
         return NEWCOMER if now.is_told else FALLBACK

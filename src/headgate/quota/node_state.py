@@ -13,14 +13,14 @@ from pathlib import Path
 
 from headgate.limits.checks import whole
 from headgate.quota._host import Host
-from headgate.quota.protocol import Ack, Quota
-from headgate.quota.reporter import Reporter
+from headgate.quota.protocol import Ack, Ask, Quota, Report
+from headgate.quota.reporter import NodeStatus, Reporter
 from headgate.quota.throttled import Throttled
 
 __all__ = ["NodeState"]
 
 
-class NodeState(Reporter):
+class NodeState:
     """One end node: quota in hand, counters, and what the centrals know of them."""
 
     def __init__(
@@ -39,7 +39,7 @@ class NodeState(Reporter):
     ) -> None:
         with tempfile.TemporaryDirectory(prefix="headgate-", dir=_memory()) as folder:
             # Once it is open, the memory needs no name any more.
-            host = Host(
+            self._host = Host(
                 node_id,
                 shared=f"{folder}/node",
                 fallback=fallback,
@@ -49,14 +49,9 @@ class NodeState(Reporter):
                 max_users=max_users,
                 clock=_Start(now, wall),
             )
-            super().__init__(host, centrals, boot=whole("boot", boot, 0))
+        self._reporter = Reporter(self._host, centrals, boot=whole("boot", boot, 0))
 
-    def receive(self, now: float, central: str, message: Ack | Quota) -> None:
-        """`message` has come from `central`. It serves whatever it hears of."""
-        if isinstance(message, Quota):
-            for service in message.services:
-                self._host.head.add_service(service)
-        super().receive(now, central, message)
+    # Requests
 
     def throttle(
         self, now: float, service: str, user: str, expect: Mapping[str, float] | None = None
@@ -66,12 +61,12 @@ class NodeState(Reporter):
         Without `expect` the cost of each limited resource is the mean of the user's last
         requests. With it, a resource that does not stand in it is not used.
         """
-        self._attend(now)
+        self._reporter.attend(now)
         return self._host.throttle_at(now, service, user, expect)
 
     def consume(self, now: float, service: str, user: str, amounts: Mapping[str, float]) -> None:
         """A request has ended and cost `amounts`."""
-        self._attend(now)
+        self._reporter.attend(now)
         self._host.consume_at(now, service, user, amounts)
 
     def offer(
@@ -82,17 +77,57 @@ class NodeState(Reporter):
         As a loop of throttle(expect=amounts) and consume(amounts), but in a few steps whatever
         the count, unless requests of the user are running.
         """
-        self._attend(now)
+        self._reporter.attend(now)
         return self._host.offer_at(now, service, user, amounts, count)
 
     def state(self, now: float, service: str, user: str) -> str:
         """What a user has in this slot: fresh, reused, safe, newcomer, free or fallback."""
-        self._attend(now)
+        self._reporter.attend(now)
         return self._host.state(now, service, user)
 
-    def _attend(self, now: float) -> None:
-        if now >= self._turn_at:
-            self._turn(now)
+    # Messages
+
+    def receive(self, now: float, central: str, message: Ack | Quota) -> None:
+        """`message` has come from `central`. The node serves whatever it hears of."""
+        if isinstance(message, Quota):
+            for service in message.services:
+                self._host.head.add_service(service)
+        self._reporter.receive(now, central, message)
+
+    def outgoing(self, now: float) -> list[tuple[str, Report | Ask]]:
+        """What is to be sent now, and to which central."""
+        return self._reporter.outgoing(now)
+
+    def due(self, now: float) -> float:
+        """When `outgoing` has something to say, at the latest; maybe `now`."""
+        return self._reporter.due(now)
+
+    def leave(self, now: float) -> list[tuple[str, Report]]:
+        """The last reports: the node stops, and hands back what it was promised."""
+        return self._reporter.leave(now)
+
+    # Looking
+
+    @property
+    def boot(self) -> int:
+        """Which life of the counters this is."""
+        return self._reporter.boot
+
+    @property
+    def epoch(self) -> int:
+        """The highest leadership seen; -1: none yet."""
+        return self._reporter.epoch
+
+    def status(self, now: float) -> NodeStatus:
+        """How the node stands."""
+        return self._reporter.status(now)
+
+    def slot_and_window(self, now: float) -> tuple[int, int]:
+        """The slot that requests are counted in, and which of the node's own windows it is."""
+        return self._reporter.slot_and_window(now)
+
+    def __repr__(self) -> str:
+        return repr(self._reporter).replace("Reporter", "NodeState", 1)
 
 
 class _Start:

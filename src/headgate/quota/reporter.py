@@ -26,6 +26,8 @@ from itertools import islice
 from headgate.errors import ProtocolError
 from headgate.quota._host import Host
 from headgate.quota._report_book import Account, ReportBook
+from headgate.quota._shares import forget, put_settled, put_shares
+from headgate.quota._walk import collect, count_states
 from headgate.quota.fraction import fraction
 from headgate.quota.in_hand import QuotasInHand
 from headgate.quota.protocol import Ack, Ask, Quota, Report, Share
@@ -78,7 +80,7 @@ class Reporter:
             self.boot,
             self._centrals,
             self._head.service_name,
-            host.resource_name,
+            self._head.resource_name,
             self._head.sequence + 1,
             self._head.settled_slot,
         )
@@ -103,6 +105,11 @@ class Reporter:
         self._hands.turn(self._slot, 0)
 
     # The slot
+
+    def attend(self, now: float) -> None:
+        """Begin a new window if its time has come. Every call does so; without one nothing does."""
+        if now >= self._turn_at:
+            self._turn(now)
 
     def _turn(self, now: float) -> None:
         """A new window has begun."""
@@ -183,8 +190,7 @@ class Reporter:
             raise ProtocolError(
                 f"{central!r} says that it is {message.time!r}, expected seconds up to {_LATEST:g}"
             )
-        if now >= self._turn_at:
-            self._turn(now)
+        self.attend(now)
         if isinstance(message, Quota):
             self._receive_quota(now, central, message)
         else:
@@ -244,13 +250,13 @@ class Reporter:
                     shares[user] = {}
                 elif in_hand.get(user):
                     shares[user] = in_hand[user]
-            self._host.put_shares(now, service, shares, slot=slot, version=version)
+            put_shares(self._host, now, service, shares, slot=slot, version=version)
         if is_kept:
             for service, gone in before.items():
                 in_hand = hand.get(service, {})
                 left_out = {user: None for user in gone if user not in in_hand}
                 if left_out:
-                    self._host.put_shares(now, service, left_out, slot=slot, version=version)
+                    put_shares(self._host, now, service, left_out, slot=slot, version=version)
         if slot > self._slot:
             self._published.add(slot)
 
@@ -263,7 +269,7 @@ class Reporter:
                 for user, shares in part.users.items()
                 if not shares and self._hands.is_free(service, user)
             }
-            self._host.put_shares(now, service, free, slot=quota.slot, version=version)
+            put_shares(self._host, now, service, free, slot=quota.slot, version=version)
 
     def _put_coming(self, now: float) -> None:
         """Bring in quotas that came more than a slot early."""
@@ -277,8 +283,7 @@ class Reporter:
 
     def outgoing(self, now: float) -> list[tuple[str, Report | Ask]]:
         """What is to be sent now, and to which central."""
-        if now >= self._turn_at:
-            self._turn(now)
+        self.attend(now)
         messages: list[tuple[str, Report | Ask]] = []
         if self._reported < 0:
             self._ready = self._report(now, self._slot - 1, leaving=False)
@@ -304,26 +309,24 @@ class Reporter:
 
     def due(self, now: float) -> float:
         """When `outgoing` has something to say, at the latest; maybe `now`."""
-        if self._host.has_asks or self._reported < 0:
+        if self._head.has_asks or self._reported < 0:
             return now
         begin = self._begin if self._reported < self._window else self._turn_at
         return max(now, begin + self._spread)
 
     def leave(self, now: float) -> list[tuple[str, Report]]:
         """The last reports: the node stops, and hands back what it was promised."""
-        if now >= self._turn_at:
-            self._turn(now)
+        self.attend(now)
         return self._report(now, self._slot, leaving=True)
 
     def _report(self, now: float, slot: int, *, leaving: bool) -> list[tuple[str, Report]]:
         window = self._window + 1 if leaving else self._window
-        for _ in self._host.collect(self._book, window, self._collected):
-            pass  # other threads may have a turn here
+        collect(self._host, self._book, window, self._collected)
         self._collected = window
         self._book.expire(self._window, self._host.reservation_windows)
         self._head.next_sequence()
         reports = self._book.reports(slot, now, epoch=self._epoch, leaving=leaving)
-        self._host.put_settled(self._book)
+        put_settled(self._host, self._book)
         return reports
 
     def _forget(self, now: float) -> None:
@@ -339,8 +342,8 @@ class Reporter:
 
     def _is_forgotten(self, now: float, account: Account) -> bool:
         since = account.changed_in + 1
-        return self._window - since >= _IDLE_WINDOWS and self._host.forget(
-            now, account.service, account.name, since
+        return self._window - since >= _IDLE_WINDOWS and forget(
+            self._host, now, account.service, account.name, since
         )
 
     # Looking
@@ -352,8 +355,7 @@ class Reporter:
 
     def status(self, now: float) -> NodeStatus:
         """How the node stands."""
-        if now >= self._turn_at:
-            self._turn(now)
+        self.attend(now)
         return NodeStatus(
             node=self._host.node_id,
             boot=self.boot,
@@ -363,7 +365,7 @@ class Reporter:
             nodes=self._hands.nodes,
             quota_slot=self._hands.newest_slot,
             quota_age=self._hands.age,
-            users=self._host.states(now),
+            users=count_states(self._host, now),
             unacknowledged={
                 central: self._book.unacknowledged(central) for central in self._centrals
             },
@@ -372,13 +374,12 @@ class Reporter:
 
     def slot_and_window(self, now: float) -> tuple[int, int]:
         """The slot that requests are counted in, and which of the node's own windows it is."""
-        if now >= self._turn_at:
-            self._turn(now)
+        self.attend(now)
         return self._slot, self._window
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self._host.node_id!r}, slot={self._slot}, "
+            f"Reporter({self._host.node_id!r}, slot={self._slot}, "
             f"epoch={self._epoch}, leader={self._leader!r}, quota_age={self._hands.age}, "
             f"users={len(self._host)})"
         )

@@ -51,6 +51,37 @@ print("parent", os.getpid(), node.status().is_reporting, flush=True)
 sys.stdin.read()
 """
 
+EXIT = """
+import sys
+from headgate import Node
+def serve():
+    node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
+    node.start()
+    return node.consume
+consume = serve()
+if sys.argv[3] == "later":
+    sys.stdin.readline()
+consume("front", "ann", {"requests": 5})
+sys.exit(3)
+"""
+
+EXIT_OF_FORKS = """
+import gc, os, sys
+from headgate import Node
+def serve():
+    node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
+    node.start()
+    return node.consume
+consume = serve()
+gc.collect()
+for user in ("ann", "bob", "cid"):
+    if os.fork() == 0:
+        consume("front", user, {"requests": 5})
+        sys.exit()  # as workers of gunicorn do
+for _ in range(3):
+    os.wait()
+"""
+
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> Callable[..., Node]:
@@ -308,3 +339,40 @@ def test_a_node_that_many_threads_start_has_one_thread_of_its_own(tmp_path: Path
         assert reporting() == 1
         node.close()
         assert reporting() == 0
+
+
+@pytest.mark.parametrize("when", ["later", "at once"])
+def test_a_worker_that_exits_without_close_reports_first(
+    make_central: MakeCentral, tmp_path: Path, wait_until: WaitUntil, when: str
+) -> None:
+    """Also when nobody holds the node any more, and when it had no connection yet."""
+    central = make_central()
+    url = central.url.replace("127.0.0.1", "localhost")
+    with python(EXIT, url, str(tmp_path / "memory"), when) as process:
+        if when == "later":
+            wait_until(lambda: central.reports)
+        process.communicate("go\n", timeout=10)
+        assert process.returncode == 3
+    wait_until(lambda: central.consumed("front", "ann", "requests") == 5.0)
+    assert central.reports[-1].leaving
+
+
+def test_the_last_of_forked_workers_that_exit_reports_for_all(
+    make_central: MakeCentral, tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    central = make_central()
+    url = central.url.replace("127.0.0.1", "localhost")
+    with python(EXIT_OF_FORKS, url, str(tmp_path / "memory")) as process:
+        process.communicate(timeout=15)
+        assert process.returncode == 0
+    users = ("ann", "bob", "cid")
+    wait_until(lambda: all(central.consumed("front", u, "requests") == 5.0 for u in users))
+    assert [report.leaving for report in central.reports].count(True) == 1
+
+
+def test_an_exit_does_not_wait_long_for_a_central_that_is_not_there(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with python(EXIT, "ws://127.0.0.1:9", str(tmp_path / "memory"), "at once") as process:
+        process.communicate(timeout=10)
+    assert process.returncode == 3
+    assert time.monotonic() - began < 6.0

@@ -137,7 +137,6 @@ cdef class Chains:
     cdef int room_for(self, int size_class) except -2
     cdef void dismiss(self) noexcept
     cdef uint64_t next_bucket(self) noexcept
-    cdef Record* record(self, uint32_t unit) noexcept
     cdef int _find(self, uint64_t bucket, Key* key, Look* look) except -1
     cdef int _damaged(self, Look* look) except -1
     cdef void _pay(self) noexcept
@@ -156,6 +155,10 @@ cdef class Chains:
     cdef void _tidy(self) noexcept
     cdef str _heal(self)
     cdef str _look_through_chains(self, unsigned char[::1] starts)
+
+
+cdef inline Record* record_at(Chains chains, uint32_t unit) noexcept:
+    return <Record*>(chains._arena + <uint64_t>unit * UNIT)
 
 
 cdef inline char* key_in(Record* record) noexcept nogil:

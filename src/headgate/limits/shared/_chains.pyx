@@ -213,7 +213,7 @@ cdef class Chains:
             look.length = 0
             unit = <uint32_t>(look.word & UNIT_MASK)
             while unit != 0 and look.length < LONGEST_CHAIN and unit < self.header.units:
-                record = self.record(unit)
+                record = record_at(self, unit)
                 look.units[look.length] = unit
                 look.length += 1
                 unit = record.next
@@ -238,9 +238,6 @@ cdef class Chains:
 
     cdef int _damaged(self, Look* look) except -1:
         raise ConfigError(f"the shared memory is damaged at bucket {look.bucket}: {_WHAT_TO_DO}")
-
-    cdef Record* record(self, uint32_t unit) noexcept:
-        return <Record*>(self._arena + <uint64_t>unit * UNIT)
 
     cdef uint64_t next_bucket(self) noexcept:
         """The buckets in turn, of those that are not spare."""
@@ -279,12 +276,12 @@ cdef class Chains:
         before_writes()  # the swap that gave us these records comes before what we write to them
         for i in range(last - 1, -1, -1):
             if not gone >> i & 1:
-                k = self.record(look.units[i]).size_class - 1
+                k = record_at(self, look.units[i]).size_class - 1
                 taken[k] += 1
                 unit = desk.stock[k][desk.counts[k] - taken[k]]
-                record = self.record(unit)
+                record = record_at(self, unit)
                 # Others may be writing to it by now, all but its class; then the swap fails.
-                memcpy(record, self.record(look.units[i]), <uint64_t>UNIT << k)
+                memcpy(record, record_at(self, look.units[i]), <uint64_t>UNIT << k)
                 record.next = link
                 link = unit
                 desk.new_units[desk.new_count] = unit
@@ -292,10 +289,10 @@ cdef class Chains:
         if key != NULL:
             k = size_class
             if k < 0:
-                k = self.record(look.units[last]).size_class - 1
+                k = record_at(self, look.units[last]).size_class - 1
             taken[k] += 1
             unit = desk.stock[k][desk.counts[k] - taken[k]]
-            record = self.record(unit)
+            record = record_at(self, unit)
             record.next = link
             record.kind = key.kind
             record.key_size = <uint8_t>key.size
@@ -332,10 +329,10 @@ cdef class Chains:
         """`change`, as nearly all changes are: the first record of a chain makes way for another."""
         cdef Desk* desk = self._desk
         cdef uint32_t old = look.units[0]
-        cdef int k = self.record(old).size_class - 1
+        cdef int k = record_at(self, old).size_class - 1
         cdef uint32_t* in_hand = &desk.stock[k][desk.counts[k] - 1]
         cdef uint32_t unit = in_hand[0]
-        cdef Record* record = self.record(unit)
+        cdef Record* record = record_at(self, unit)
         before_writes()  # as in `change`
         record.next = look.units[1] if look.length > 1 else look.next
         record.kind = key.kind
@@ -408,7 +405,7 @@ cdef class Chains:
         return -1
 
     cdef void _put_in_hand(self, uint32_t unit) noexcept:
-        cdef int k = self.record(unit).size_class - 1
+        cdef int k = record_at(self, unit).size_class - 1
         self._desk.stock[k][self._desk.counts[k]] = unit
         before_writes()
         self._desk.counts[k] += 1
@@ -423,7 +420,7 @@ cdef class Chains:
                 self._push(desk.stock[k][desk.counts[k]])
 
     cdef void _push(self, uint32_t unit) noexcept:
-        cdef Record* record = self.record(unit)
+        cdef Record* record = record_at(self, unit)
         cdef uint64_t* stack = &self.counters.free[record.size_class - 1].word
         cdef uint64_t word
         before_writes()  # as in `change`
@@ -443,7 +440,7 @@ cdef class Chains:
             unit = <uint32_t>(word & UNIT_MASK)
             if unit == 0 or unit >= self.header.units:
                 return 0
-            if swap(stack, word, ((word & ~UNIT_MASK) + TAG_STEP) | self.record(unit).next):
+            if swap(stack, word, ((word & ~UNIT_MASK) + TAG_STEP) | record_at(self, unit).next):
                 return unit
 
     cdef uint32_t _carve(self, int size_class) except? 0:
@@ -458,7 +455,7 @@ cdef class Chains:
                 if not self._commit_more():
                     return 0
             elif swap(&self.counters.used.word, used, used + units):
-                self.record(<uint32_t>used).size_class = size_class + 1
+                record_at(self, <uint32_t>used).size_class = size_class + 1
                 return <uint32_t>used
 
     cdef bint _commit_more(self) except -1:
@@ -591,7 +588,7 @@ cdef class Chains:
         memset(self._desk, 0, sizeof(Desk))
         for k in range(CLASSES):
             for _ in range(RESERVE):
-                self.record(<uint32_t>unit).size_class = k + 1
+                record_at(self, <uint32_t>unit).size_class = k + 1
                 self._put_in_hand(<uint32_t>unit)
                 unit += <uint64_t>1 << k
         store(&self._desk.was_used, 1)
@@ -625,7 +622,7 @@ cdef class Chains:
             if was_done:
                 desk.owed = desk.owed_after
                 for i in range(<int>desk.old_count):
-                    k = self.record(desk.old_units[i]).size_class - 1
+                    k = record_at(self, desk.old_units[i]).size_class - 1
                     if counts[k] < STOCK:
                         units[k][counts[k]] = desk.old_units[i]
                         counts[k] += 1
@@ -669,7 +666,7 @@ cdef class Chains:
             if unit >= desk_units and number < DESKS and not desk.was_used:
                 unit += DESK_UNITS
                 continue
-            record = self.record(<uint32_t>unit)
+            record = record_at(self, <uint32_t>unit)
             if record.size_class == 0:  # carved out, and then its process was killed
                 record.size_class = 1
             if record.size_class > CLASSES:
@@ -721,7 +718,7 @@ cdef class Chains:
                     self._damaged(&look)
                 for i in range(look.length):
                     unit = look.units[i]
-                    record = self.record(<uint32_t>unit)
+                    record = record_at(self, <uint32_t>unit)
                     key.data = key_in(record)
                     key.size = record.key_size
                     key.kind = record.kind

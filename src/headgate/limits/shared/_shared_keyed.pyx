@@ -32,7 +32,7 @@ from headgate.limits._states cimport (
 from headgate.limits._timing cimport Timing
 from headgate.limits.shared._atomic cimport add, load, raise_double, store
 from headgate.limits.shared._chains cimport (
-    Chains, Key, LONGEST_CHAIN, Look, PAYLOAD, Record, class_of, payload_in,
+    Chains, Key, LONGEST_CHAIN, Look, PAYLOAD, Record, class_of, payload_in, record_at,
 )
 from headgate.limits.shared._key_bytes cimport key_of
 
@@ -497,7 +497,7 @@ cdef class SharedKeyed:
             self._chains.see(self._chains.next_bucket(), &look)
             gone = 0
             for i in range(look.length):
-                record = self._chains.record(look.units[i])
+                record = record_at(self._chains, look.units[i])
                 if record.limits == 0 and state_is_idle(&self._rules, payload_in(record), now):
                     gone |= <uint32_t>1 << i
             if gone != 0 and self._chains.is_current(&look):

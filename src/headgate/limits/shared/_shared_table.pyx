@@ -15,7 +15,7 @@ from libc.math cimport isfinite
 from libc.stdint cimport uint64_t
 
 from headgate.limits.shared._chains cimport (
-    Chains, Key, LONGEST_CHAIN, Look, Record, TEXT, class_of, key_in, payload_in,
+    Chains, Key, LONGEST_CHAIN, Look, Record, TEXT, class_of, key_in, payload_in, record_at,
 )
 from headgate.limits.shared._key_bytes cimport key_of
 
@@ -189,7 +189,7 @@ cdef class SharedTable:
             self._chains.see(bucket, look)
             seen = []
             for i in range(look.length):
-                record = self._chains.record(look.units[i])
+                record = record_at(self._chains, look.units[i])
                 one = _Seen.__new__(_Seen)
                 one.place = i
                 one.kind = record.kind

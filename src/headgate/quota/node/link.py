@@ -167,7 +167,7 @@ class Link:
             raise _Refused(f"it does not speak {SUBPROTOCOL}: is it a central?")
         wire = NodeWire(bounds=self._options.bounds)
         self.standing.connected(self._now())
-        log.info("central %s: connected", self.central)
+        is_answered = False
         sending = asyncio.create_task(self._send_mail(connection, wire))
         try:
             while True:
@@ -175,6 +175,9 @@ class Link:
                 self.standing.frames_received += 1
                 self.standing.bytes_received += len(frame)
                 message = wire.read(frame)
+                if not is_answered:  # one that denies us ends the connection without an answer
+                    is_answered = True
+                    log.info("central %s: connected", self.central)
                 if isinstance(message, Ack):
                     self.standing.acknowledged = message.sequence
                 self._receive(self.central, message)

@@ -15,10 +15,13 @@ Python method around them would cost more than the decision.
   together; one of them reports. It may be made, and started, before the workers are forked: each
   child then has a thread of its own.
 - `start` does not wait for a central. Until one has answered, `fallback` rules.
+- A node that was started lives until `close`, whoever else holds it. A process that exits without
+  it (`sys.exit`, the end of its program) closes it then, which takes some seconds at most.
 - After `close` the node is over; a new one may be made.
 """
 
 import asyncio
+import atexit
 import logging
 import os
 import re
@@ -133,9 +136,12 @@ class Node:
             if self._reporting is None:
                 options = LinkOptions(self._token, self._slot_seconds, self._tls)
                 self._reporting = Reporting(self._host, self.node_id, self.centrals, options)
+                atexit.unregister(self.close)  # of the parent that we were forked from
+                atexit.register(self.close)
 
     def close(self) -> None:
         """End the thread and let go of the memory. The last worker says that the node leaves."""
+        atexit.unregister(self.close)
         with self._changing:
             self._is_closed = True
             reporting, self._reporting = self._reporting, None

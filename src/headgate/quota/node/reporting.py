@@ -20,9 +20,11 @@ import logging
 import os
 import random
 import selectors
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from headgate.errors import Unavailable
 from headgate.quota._host import Host
@@ -40,9 +42,21 @@ LOOK_WHEN_ALONE = 0.05
 TRY_AGAIN = 1.0
 LAST_WORDS = 1.0
 JOIN_TIMEOUT = 5.0
-STATUS_TIMEOUT = 2.0
+STATUS_TIMEOUT = 5.0
 
 log = logging.getLogger("headgate.quota.node")
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Looks up names also while the interpreter exits, when no thread can be had for it."""
+
+    async def getaddrinfo(
+        self, host: bytes | str | None, port: bytes | str | int | None, **options: int
+    ) -> list[Any]:
+        try:
+            return await super().getaddrinfo(host, port, **options)
+        except RuntimeError:
+            return socket.getaddrinfo(host, port, **options)
 
 
 class Reporting:
@@ -62,7 +76,7 @@ class Reporting:
         self._times: QuotaTimes | None = None
         self._has_left = False
         self._selector = selectors.EpollSelector()
-        self._loop = asyncio.SelectorEventLoop(self._selector)
+        self._loop = _Loop(self._selector)
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._main, name="headgate-node", daemon=True)
         self._thread.start()
@@ -167,7 +181,7 @@ class Reporting:
                         task.result()  # raises why
                         raise RuntimeError("a link has ended by itself")
                 now = host.now()
-                if host.has_asks or now >= reporter.due(now):
+                if host.head.has_asks or now >= reporter.due(now):
                     for central, message in reporter.outgoing(now):
                         links[central].send(message)
                 await asyncio.sleep(self._until_next(now))

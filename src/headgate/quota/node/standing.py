@@ -8,6 +8,7 @@ been fresh or not, are known where the centrals are talked to, and are empty els
 from dataclasses import dataclass, field
 
 from headgate.quota._host import Host
+from headgate.quota._walk import count_states
 
 __all__ = ["CentralStanding", "EndNodeStatus", "QuotaStanding", "of_memory", "prometheus_text"]
 
@@ -85,7 +86,7 @@ def of_memory(
         slot=host.window(now)[0],
         epoch=told["epoch"],
         nodes=told["nodes"],
-        users=host.states(now),
+        users=count_states(host, now),
     )
 
 

@@ -19,6 +19,7 @@ from headgate.errors import ProtocolError
 from headgate.quota._given cimport GivenShares, safe_of
 from headgate.quota._lines cimport Dictionary, Packed, PackedLines
 from headgate.quota._register cimport Register
+from headgate.quota._turns cimport take_turns
 from headgate.quota.protocol import Share
 from headgate.quota.wire._buffer cimport Buffer, as_bytes, dispose, put, put_name, room_for
 
@@ -101,9 +102,11 @@ def read_entries(bytes frame not None, Py_ssize_t at, Dictionary dictionary not 
     cdef unsigned int count = _count(
         frame, at, 3, min(most, bounds.entries - dictionary.count), "new entries"
     )
+    cdef unsigned int i
     resources = {}  # there are few of them: one string for each will do
     at += 4
-    for _ in range(count):
+    for i in range(count):
+        take_turns(i + 1)
         if at >= len(frame):
             _cut(frame)
         form = data[at]
@@ -217,7 +220,10 @@ def read_shares(
     cdef float amount, safe
     cdef int service, last_service = -1
     cdef dict users = None, shares = None
+    cdef dict made = {}  # most have the same as many others: one object for them
     cdef str last_user = None
+    cdef unsigned long long both
+    cdef Py_ssize_t done = 0
     at += 4
     for _ in range(runs):
         if at + 8 > len(frame):
@@ -234,6 +240,7 @@ def read_shares(
         for number in range(first, first + count):
             memcpy(&amount, data + at, 4)
             memcpy(&safe, data + at + 4, 4)
+            memcpy(&both, data + at, 8)
             at += 8
             if not (0.0 <= amount <= <float> MOST and 0.0 <= safe <= <float> MOST):
                 raise ProtocolError(f"a share is ({amount!r}, {safe!r}), expected amounts from 0 to {MOST:g}")
@@ -252,7 +259,12 @@ def read_shares(
                 if shares is None:
                     shares = users[user] = {}
                 last_user = user
-            shares[resource] = Share(amount, safe)
+            share = made.get(both)
+            if share is None:
+                share = made[both] = Share(amount, safe)
+            shares[resource] = share
+            done += 1
+            take_turns(done)
     return at
 
 
@@ -622,6 +634,7 @@ cdef class Introduced:
             self.packed_numbers[self.packed_count] = -1
             self.packed_count += 1
         for i in range(packed.count):
+            take_turns(i + 1)
             entry = packed.lines[i].entry
             if self.packed_numbers[entry] < 0:
                 service = dictionary.services[dictionary.found[entry].service]

@@ -1,0 +1,3 @@
+__all__ = ["name_of_memory"]
+
+def name_of_memory(node_id: str) -> str: ...

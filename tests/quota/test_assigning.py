@@ -161,3 +161,26 @@ def test_an_assignment_that_breaks_off_is_not_the_end_of_all() -> None:
     ledger.assign(START + 1)
     assert ledger.errors == {}
     assert ledger.quota(START + 1, "n")["front"].users["ann"]["requests"].amount == 40.0
+
+
+def test_limits_that_change_are_brought_into_the_buckets_in_parts() -> None:
+    users = {f"u{n}": {"r": Line(3.0, 0, 3, 0.0, 0.0)} for n in range(9000)}
+    ledgers = [Ledger([Entry("front", "*", rates={"r": 10.0})]) for _ in range(3)]
+    for ledger in ledgers:
+        ledger.book(START, Report("n", 1, 1, -1, 0, START - 1, 0.0, {"front": users}))
+        ledger.assign(START)
+        ledger.set_limits([Entry("front", "*", rates={"r": 40.0}, burst_seconds=5.0)])
+    at_once, in_parts, set_back = ledgers
+    at_once.assign(START + 1)
+    parts = in_parts.assigning(START + 1)
+    next(parts)
+    assert in_parts.level("front", "u0", "r", START + 1) != in_parts.level(
+        "front", "u8999", "r", START + 1
+    )
+    assert len(list(parts)) >= 1
+    assert in_parts.quota(START + 1, "n") == at_once.quota(START + 1, "n")
+    # A clock that goes back ends an assignment, but not the change of the limits.
+    next(set_back.assigning(START + 1))
+    set_back.begin(START - 100)
+    levels = {set_back.level("front", user, "r", START - 100) for user in users}
+    assert len(levels) == 1

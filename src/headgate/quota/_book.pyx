@@ -967,13 +967,17 @@ cdef class Book:
 
     # Limits
 
-    def limits_changed(self, long long slot):
-        """Ask `terms` again for every bucket. What is saved keeps its proportion; debt stays."""
-        cdef Py_ssize_t number
+    def limits_changed(self, long long slot, Py_ssize_t begin=0, Py_ssize_t most=PY_SSIZE_T_MAX):
+        """Ask `terms` again for `most` buckets, from number `begin` on; where to go on, or None.
+
+        What is saved keeps its proportion; debt stays. To do it twice does no harm.
+        """
+        cdef Py_ssize_t number, end
         cdef Bucket *bucket
         cdef double before, level, rate
         cdef int i
-        for number in range(self.count):
+        end = self.count if self.count - begin < most else begin + most
+        for number in range(begin, end):
             if self.names[number] is None:
                 continue
             bucket = &self.buckets[number]
@@ -996,6 +1000,7 @@ cdef class Book:
                 bucket.level = level
             else:
                 bucket.level = level / before * ceiling_of(bucket)
+        return end if end < self.count else None
 
     # Snapshots
 

@@ -17,7 +17,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
@@ -55,6 +55,7 @@ _CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
 _RETURN_SECONDS = 4.0  # in which nodes find a central that is back: twice their longest back-off
 _LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
 _PART_CELLS = 100_000  # are assigned in some 3 ms
+_TERMS_AT_ONCE = 4_000  # are asked for in some 3 ms
 _NAMES_AT_ONCE = 2_000  # are looked up in some 3 ms
 _MOST_COVERED = 86_400  # slots that the first report of a node can tell of
 _CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
@@ -126,6 +127,7 @@ class Ledger:
         self._services: dict[str, Service] = {}
         self._reported: dict[int, set[str]] = {}
         self._parts: Iterator[None] | None = None  # of the assignment that is going on
+        self._changing: Iterator[None] = iter(())  # of limits, as far as it is still to be done
         self._is_restored = False  # and nothing was booked or assigned since
 
     # Limits
@@ -169,6 +171,8 @@ class Ledger:
         """The clock has gone back by more than can be waited for."""
         _logger.warning("the clock went back from slot %d to %d", self._assigned, slot)
         self._assigned = slot - 1
+        for _ in self._changing:
+            pass
         self._parts = None
         for known in self._known.values():
             known.slot = min(known.slot, slot - 1)
@@ -190,15 +194,20 @@ class Ledger:
         for book in self._books.values():
             book.come_back(slot)
 
-    def _change_limits(self, slot: int) -> None:
+    def _change_limits(self, slot: int) -> Iterator[None]:
+        """Bring the next limits into all buckets, some at a time."""
         if self._next_table is None:
             return
         before, self._table = self._table, self._next_table
         self._table.begin(slot, before)
         self._next_table = None
         self._open_services()
-        for book in self._books.values():
-            book.limits_changed(slot)
+        for book in list(self._books.values()):
+            at: int | None = 0
+            while at is not None:
+                at = book.limits_changed(slot, at, _TERMS_AT_ONCE)
+                if at is not None:
+                    yield
 
     def _open_services(self) -> None:
         for name in self._table.services:
@@ -421,8 +430,8 @@ class Ledger:
         """
         self.begin(slot)
         self._finish()
-        self._change_limits(slot)
-        parts = self._parts = self._assign_up_to(slot, cells)
+        self._changing = self._change_limits(slot)
+        parts = self._parts = chain(self._changing, self._assign_up_to(slot, cells))
         for _ in parts:
             yield
             if self._parts is not parts:

@@ -25,6 +25,7 @@ from tests.quota.central.parts import (
     raw_websocket,
     running,
     text_frame,
+    waited,
 )
 
 
@@ -117,15 +118,13 @@ def test_one_that_does_not_read_is_let_go_and_holds_nobody_up(
         waits = []
 
         def is_let_go() -> bool:
-            begun = time.perf_counter()
-            other.report(int(time.time() / 0.1) - 1)
-            waits.append(time.perf_counter() - begun)
+            waits.append(waited(central, lambda: other.report(int(time.time() / 0.1) - 1)))
             return len(central.board.connections()) == 1
 
         eventually(is_let_go)
         text = central.board.metrics.render(central.board).decode()
         assert 'refusals_total{reason="overloaded"} 1' in text
-        assert sorted(waits)[len(waits) // 2] < 0.05
+        assert max(waits) < 0.05, waits
 
 
 def test_silence_is_met_with_a_ping_and_then_with_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,13 +143,10 @@ def test_a_flood_of_small_frames_is_the_senders_own_trouble() -> None:
     with running() as central, raw_websocket(central) as loud, V1Node(central) as node:
         pings = text_frame(b"", opcode=10) * 20_000
         loud.sendall(pings)
-        waits = []
-        for _ in range(10):
-            begun = time.perf_counter()
-            node.report(int(time.time() / 0.1) - 1)
-            waits.append(time.perf_counter() - begun)
-        assert max(waits) < 0.25, waits
-        assert sorted(waits)[5] < 0.05, waits
+        waits = [
+            waited(central, lambda: node.report(int(time.time() / 0.1) - 1)) for _ in range(10)
+        ]
+        assert max(waits) < 0.05, waits
 
 
 def test_fragments_without_end_are_ended() -> None:
@@ -260,11 +256,11 @@ def test_who_waits_for_his_answer_does_not_give_way() -> None:
         b"",
         b"GET /heal",
         b"GET /healthz HTTP/1.1\r\nHost: x\r\n",
-        b"PUT /api/limits HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{",
+        b"PUT /api/limits HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{",
     ],
 )
 def test_who_takes_long_over_his_request_is_let_go(
-    said: bytes, monkeypatch: pytest.MonkeyPatch
+    said: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("headgate.quota.central.front_door._REQUEST_SECONDS", 0.3)
     with running() as central, http(central) as caller:
@@ -273,6 +269,7 @@ def test_who_takes_long_over_his_request_is_let_go(
             while caller.recv(1000):
                 pass
             raise ConnectionResetError  # an orderly end will do too
+    assert "Traceback" not in caplog.text
 
 
 def test_they_are_protocols_of_asyncio() -> None:

@@ -98,6 +98,21 @@ def test_a_long_report_is_booked_whole_or_not_at_all(is_cut: bool) -> None:
         assert ledger.booked("n", 1) == ledger.cells // 30_000
 
 
+def test_a_fault_of_the_centrals_own_ends_one_connection_and_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running() as central, V1Node(central, "other") as other, V1Node(central) as node:
+        assert central.board is not None
+        other.report(slot_of(central) - 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(central.board.state, "receive", lambda *_: 1 / 0)
+            node.send(node.message(slot_of(central) - 1))
+            code, reason = closed_with(node.socket)
+        assert (code, reason.partition(":")[0]) == (1011, "failed")
+        assert "ZeroDivisionError" in caplog.text
+        assert other.report(slot_of(central) - 1).leads
+
+
 def test_a_second_connection_of_a_node_replaces_the_first() -> None:
     with running() as central, V1Node(central, "n7") as first, V1Node(central, "n7") as second:
         first.report(slot_of(central) - 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 __all__ = ["Refused", "answer", "exception_handlers", "refusal"]
@@ -47,7 +47,7 @@ def refusal(
 
 def exception_handlers() -> dict[Any, Callable[[Request, Exception], Response]]:
     """For the Starlette application that has the routes."""
-    return {Refused: _refused, HTTPException: _http, Exception: _failed}
+    return {Refused: _refused, HTTPException: _http, ClientDisconnect: _gone, Exception: _failed}
 
 
 def _refused(request: Request, error: Exception) -> Response:
@@ -60,6 +60,11 @@ def _http(request: Request, error: Exception) -> Response:
     code = _CODES.get(error.status_code, "Refused")
     message = f"{request.method} {request.url.path}: {error.detail}"
     return refusal(error.status_code, code, message, error.headers)
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    """No news, and nobody is there to hear it."""
+    return refusal(400, "BadRequest", "the connection ended before the body did")
 
 
 def _failed(request: Request, error: Exception) -> Response:

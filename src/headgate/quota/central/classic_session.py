@@ -68,6 +68,8 @@ class ClassicSession:
                     return Refusal.bad_frame(f"the {_MOST_BAD}th in a minute: {fault}")
         if answer is None:
             return Refusal.overloaded("this central stands by, another one leads")
+        if len(answer) > _SMALL_BYTES:
+            yield
         self._send(answer)
         self._exchange.metrics.answered(self._exchange.now() - now)
         return None

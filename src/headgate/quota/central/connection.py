@@ -3,7 +3,7 @@
 A refusal is told in the close frame, after the handshake: many clients do not show the body of an
 HTTP answer to a handshake, but all of them show the code and the reason of a close frame. The
 first word of the reason says whose fault it is: `denied` (do not come again like this),
-`overloaded` (come again later), `bad frame`, `replaced`, `stopping`.
+`overloaded` (come again later), `bad frame`, `replaced`, `stopping`, `failed` (ours).
 
 `since` is wall time, `quota_sent` is monotonic; both in seconds.
 """
@@ -11,7 +11,7 @@ first word of the reason says whose fault it is: `denied` (do not come again lik
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["CLASSIC", "STOPPING", "V1", "Connection", "Kind", "Refusal", "cut_reason"]
+__all__ = ["CLASSIC", "FAILED", "STOPPING", "V1", "Connection", "Kind", "Refusal", "cut_reason"]
 
 Kind: TypeAlias = str  # headgate.v1 or classic
 
@@ -67,6 +67,7 @@ class Refusal(NamedTuple):
 
 
 STOPPING = Refusal(1001, "stopping")
+FAILED = Refusal(1011, "failed: the central made a mistake; its log has more")
 
 
 def cut_reason(reason: str) -> str:

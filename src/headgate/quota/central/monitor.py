@@ -22,10 +22,11 @@ from headgate.quota.central_state import CentralState
 
 __all__ = ["Monitor"]
 
-_MOST_BYTES = 8 << 20
+_MOST_BYTES = 4 << 20  # to put them together and to send them are steps of some 10 ms
 _AT_ONCE = 500  # users that are written in some 3 ms
 
-_Text: TypeAlias = Generator[None, None, bytes]  # written in steps; empty: there is nothing
+# Written in steps, in pieces that are put together once, in the end. No pieces: nothing is told.
+_Text: TypeAlias = Generator[None, None, list[bytes]]
 _Item = TypeVar("_Item")
 _Tables: TypeAlias = Iterator[Mapping[str, object]]
 
@@ -43,10 +44,16 @@ class Monitor:
             "quota": self._quota,
         }
 
-    def answer(self, now: float, message: Parsed) -> _Text:
+    def answer(self, now: float, message: Parsed) -> Generator[None, None, bytes]:
+        pieces = yield from self._look(now, message)
+        if len(pieces) > 1:
+            yield
+        return b"".join(pieces) or b"{}"
+
+    def _look(self, now: float, message: Parsed) -> _Text:
         subject = message["monitor"]
         if subject == "connections":
-            return orjson.dumps(self._connected())
+            return [orjson.dumps(self._connected())]
         slots = self._slots(now, message)
         if subject == "distribution":
             return (yield from self._distribution(slots))
@@ -54,7 +61,7 @@ class Monitor:
         if look is None:
             shown = subject[:60] if isinstance(subject, str) else short(subject)
             raise InvalidMessage("InvalidSubject", f"invalid subject: {shown}")
-        return (yield from self._object((str(slot), look(slot)) for slot in slots)) or b"{}"
+        return (yield from self._object((str(slot), look(slot)) for slot in slots))
 
     def _slots(self, now: float, message: Parsed) -> range:
         """The slots that are asked for, as far as they can be known."""
@@ -87,14 +94,13 @@ class Monitor:
         yield
         nodes = self._state.ledger.reported(slot - 1)
         if not nodes:
-            return b""
+            return []
         ports = {each.node: each.port for each in self._connections() if each.node is not None}
-        return orjson.dumps(
-            {
-                node: {str(ports.get(node, 0)): {"node_id": node, "slot_number": slot}}
-                for node in nodes
-            }
-        )
+        told = {
+            node: {str(ports.get(node, 0)): {"node_id": node, "slot_number": slot}}
+            for node in nodes
+        }
+        return [orjson.dumps(told)]
 
     def _sums(self, slot: int, *, rejected: bool) -> _Text:
         """By service, user and resource; of all services when there is something of one."""
@@ -129,7 +135,7 @@ class Monitor:
             at = given_to(book, slot, node, users, at, 4 * _AT_ONCE)
             yield
         tables = (dict(batch) for batch in _batches(users.items()))
-        return b'{"%d":%b}' % (slot, (yield from self._table(tables)))
+        return [b'{"%d":' % slot, *(yield from self._table(tables)), b"}"]
 
     def _distribution(self, slots: range) -> _Text:
         """The last report of each node, where it is of one of these slots."""
@@ -144,26 +150,24 @@ class Monitor:
 
     def _services(self, tables: Callable[[Book], _Tables], *, is_told_empty: bool = False) -> _Text:
         """The users of each service; nothing if there are none in any, unless that is told too."""
-        fields: list[tuple[str, bytes]] = []
+        written: list[bytes] = []
+        is_empty = not is_told_empty
         for service, book in list(self._state.ledger.books.items()):
-            fields.append((service, (yield from self._table(tables(book)))))
-        if not is_told_empty and all(text == b"{}" for _, text in fields):
-            return b""
-        return self._joined(fields)
+            users = yield from self._table(tables(book))
+            is_empty = is_empty and users == [b"{}"]
+            written += [b"," if written else b"{", orjson.dumps(service), b":", *users]
+        return [] if is_empty or not written else [*written, b"}"]
 
     def _object(self, fields: Iterable[tuple[str, _Text]]) -> _Text:
         """Of what there is of the fields."""
-        written: list[tuple[str, bytes]] = []
+        written: list[bytes] = []
         size = 0
         for name, field in fields:
-            text = yield from field
-            if text:
-                size = self._measured(size, text)
-                written.append((name, text))
-        return self._joined(written) if written else b""
-
-    def _joined(self, fields: list[tuple[str, bytes]]) -> bytes:
-        return b"{%b}" % b",".join(orjson.dumps(name) + b":" + text for name, text in fields)
+            pieces = yield from field
+            if pieces:
+                size = self._measured(size, pieces)
+                written += [b"," if written else b"{", orjson.dumps(name), b":", *pieces]
+        return [*written, b"}"] if written else []
 
     def _table(self, tables: _Tables) -> _Text:
         """All of them as one object."""
@@ -171,13 +175,14 @@ class Monitor:
         size = 0
         for table in tables:
             if table:
-                written.append(orjson.dumps(table)[1:-1])
-                size = self._measured(size, written[-1])
+                piece = orjson.dumps(table)[1:-1]
+                size = self._measured(size, [piece])
+                written += [b"," if written else b"{", piece]
             yield
-        return b"{%b}" % b",".join(written)
+        return [*written, b"}"] if written else [b"{}"]
 
-    def _measured(self, size: int, text: bytes) -> int:
-        size += len(text)
+    def _measured(self, size: int, pieces: list[bytes]) -> int:
+        size += sum(map(len, pieces))
         if size > _MOST_BYTES:
             raise InvalidMessage(
                 "TooLarge", f"the answer has more than {_MOST_BYTES} bytes: ask for fewer slots"

@@ -37,7 +37,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from headgate.quota.central.admission import Handshake
-from headgate.quota.central.connection import STOPPING, Connection, Refusal, cut_reason
+from headgate.quota.central.connection import FAILED, STOPPING, Connection, Refusal, cut_reason
 from headgate.quota.wire import SUBPROTOCOL
 
 __all__ = ["NodeSocket", "Receiving", "Session", "Work"]
@@ -280,6 +280,10 @@ class NodeSocket(asyncio.Protocol):
                 self._let_go()
             if done.value is not None:
                 self.close(done.value)
+        except Exception:
+            # Our own fault. Without an end this would be a connection that nobody reads any more.
+            _logger.exception("a frame from %s could not be worked on", self._address)
+            self.close(FAILED)
 
     def _read(self, piece: bytes) -> None:
         self._partial += len(piece)

@@ -804,3 +804,21 @@ def test_centrals_with_the_same_limits_say_the_same_version() -> None:
     one = Ledger([entry("a"), entry("b", r=3.0)])
     other = Ledger([entry("b", r=3.0), entry("a")])
     assert one.version == other.version != Ledger([entry("a"), entry("b", r=4.0)]).version
+
+
+def test_reports_of_slots_long_past_leave_no_trace_for_each_of_them() -> None:
+    """Sums of a slot are as large as the book: whoever tells of ever older ones must not make many."""
+    ledger = Ledger([entry()], nr_slot=10)
+    ledger.book(START, Report("n", 1, 1, 1, 0, START - 1, 0.0, {}))
+    for slot in range(START, START + 20):
+        ledger.assign(slot)
+    now = START + 20
+    for sequence in range(2, 50):
+        line = Line(float(sequence), 0, sequence, 0.0, 0.0)
+        lines = {"front": {"u": {"r": line}}}
+        assert ledger.book(now, Report("n", 1, sequence, 1, 0, 900 - sequence, 0.0, lines))
+    known = {slot: ledger.consumption_sum(slot)["front"] for slot in range(800, now + 1)}
+    assert {slot: users for slot, users in known.items() if users} == {
+        now - 10: {"u": {"r": 49.0}}
+    }
+    assert not any(ledger.reported(slot) for slot in range(800, 900))

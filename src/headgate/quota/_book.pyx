@@ -495,10 +495,13 @@ cdef class Book:
         return &bucket.cells[position]
 
     cdef Sums _sums(self, long long slot):
-        cdef Sums sums = self.sums.get(slot)
+        """Of a slot; what is told of one that is not kept any more is put to the oldest that is."""
+        cdef long long kept = max(4, min(self.nr_slot, HISTORY_NUMBERS // max(1, self.room)))
+        cdef Sums sums
+        slot = max(slot, self.assigned - kept + 1)
+        sums = self.sums.get(slot)
         if sums is None:
             sums = self.sums[slot] = Sums(max(16, self.room))
-            kept = max(4, min(self.nr_slot, HISTORY_NUMBERS // max(1, self.room)))
             for old in [old for old in self.sums if old <= slot - kept]:
                 del self.sums[old]
         return sums

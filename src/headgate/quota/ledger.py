@@ -400,6 +400,8 @@ class Ledger:
         return True
 
     def _note_reported(self, slot: int, node: str) -> None:
+        if slot <= self._assigned - self.nr_slot:
+            return
         if slot not in self._reported:
             self._reported[slot] = set()
             for old in [old for old in self._reported if old <= slot - self.nr_slot]:
@@ -593,6 +595,11 @@ class Ledger:
     def live_nodes(self, slot: int) -> list[str]:
         """The nodes that have not missed more reports than may happen."""
         return [node for node in self._known if self.is_live(node, slot)]
+
+    @property
+    def assigned(self) -> int:
+        """The slot of the last assignment."""
+        return self._assigned
 
     @property
     def has_nodes(self) -> bool:

@@ -822,3 +822,23 @@ def test_reports_of_slots_long_past_leave_no_trace_for_each_of_them() -> None:
         now - 10: {"u": {"r": 49.0}}
     }
     assert not any(ledger.reported(slot) for slot in range(800, 900))
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_a_ledger_without_books_holds_everyone_to_what_he_lived_on(newcomer: bool) -> None:
+    """Two nodes of a fleet come back in the slot in which it begins; others may be on their way."""
+    ledger = Ledger([entry(burst_seconds=1.0)])
+    ledger.begin(START)
+    if newcomer:  # whoever comes first
+        ledger.book(START, Report("new", 1, 1, -1, 0, START - 1, 0.0, {}))
+    for slot in range(START, START + 4):
+        for node in ("n1", "n2"):
+            passed = 25.0 * (slot - START + 3)
+            told = line(passed, rejected=100 * (slot - START + 1))
+            since = {"settled_slot": START - 4} if slot == START else {}
+            lines = {"front": {"u": {"r": told}}}
+            ledger.book(slot, Report(node, 1, slot - START + 7, 1, 0, slot - 1, 0.0, lines, **since))
+        ledger.assign(slot)
+        shares = [ledger.quota(slot, node)["front"].users["u"]["r"] for node in ("n1", "n2")]
+        # Neither more than they had, nor nothing: what was consumed before is covered.
+        assert all(25.0 <= share.amount <= 30.0 for share in shares), (slot, shares)

@@ -703,7 +703,7 @@ cdef class Book:
                 wishes[i].consumed = cell.last_consumed
                 wishes[i].rejected = cell.last_rejected
                 wishes[i].age = slot - first - cell.listed
-            if slot - reported >= GONE_SLOTS:
+            if slot - reported >= GONE_SLOTS or self.nodes.alone[cell.node] >= slot:
                 # Nothing more for it; but what it has may be spent as long as we do not hear.
                 # It is as good as spent, and takes no room in the bucket: one that holds little
                 # could else not give out all of its refill until the node is forgotten.
@@ -969,7 +969,7 @@ cdef class Book:
         cdef Cell *cell
         for i in range(bucket.count):
             cell = &bucket.cells[i]
-            if self.assigned - self.nodes.reported[cell.node] >= GONE_SLOTS:
+            if self.assigned - self.nodes.reported[cell.node] >= GONE_SLOTS or self.nodes.alone[cell.node] >= slot:
                 outstanding += self._of_silent(cell, slot)
             else:
                 outstanding += cell.held + promised_after(cell, self.first, self.nodes.reported[cell.node])

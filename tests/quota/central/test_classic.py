@@ -2,12 +2,16 @@
 
 import json
 import re
+import socket
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
 from headgate.quota import Central, Entry
+from headgate.quota.central.node_socket import NodeSocket
 from tests.quota.central.parts import PlainNode, closed_with, eventually, raw_websocket, running
 from tests.quota.central.parts import text_frame as frame
 
@@ -269,3 +273,122 @@ def test_a_message_may_come_in_pieces() -> None:
         while len(got) < len(wanted):
             got += raw.recv(100)
         assert got == wanted
+
+
+# Frames that are sent ahead, by one who reads later
+
+LARGE = {"monitor": "distribution"}  # half a megabyte, and the pipe takes less
+
+
+@contextmanager
+def narrow_pipe(central: Central) -> Iterator[tuple[socket.socket, NodeSocket]]:
+    """A connection that takes little at a time: its end, and the central's."""
+    assert central.board is not None
+    with PlainNode(central) as node:
+        users = {f"user_{n:0150}": {"requests": 1} for n in range(2000)}
+        node.report(node.slot(), {"front": users})
+    eventually(lambda: not central.board.connections())
+    with raw_websocket(central) as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+        eventually(lambda: central.board.connections())
+        (here,) = central.board._sockets
+        there = here._transport.get_extra_info("socket")
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
+        yield raw, here
+
+
+def send_ahead(raw: socket.socket, messages: list[object]) -> None:
+    raw.sendall(b"".join(frame(json.dumps(message).encode()) for message in messages))
+
+
+def frames(raw: socket.socket) -> Generator[tuple[int, bytes], None, None]:
+    """The opcode and the data of each frame, until the other end closes."""
+    with raw.makefile("rb") as file:
+        while head := file.read(2):
+            size = head[1]
+            if size == 126:
+                (size,) = struct.unpack("!H", file.read(2))
+            elif size == 127:
+                (size,) = struct.unpack("!Q", file.read(8))
+            yield head[0] & 15, file.read(size)
+
+
+def test_each_frame_that_was_sent_ahead_has_its_answer_in_order() -> None:
+    with running() as central, narrow_pipe(central) as (raw, here):
+        slot = int(time.time() / 0.1)
+        send_ahead(
+            raw,
+            [
+                LARGE,
+                LARGE,
+                {"monitor": "connections"},
+                {"node_id": "m", "slot_number": slot},
+                {"node_id": "m", "slot_number": slot + 1},
+                {"monitor": "nonsense"},
+                "no report",
+                {"monitor": "reported", "start_slot": slot, "end_slot": slot + 1},
+            ],
+        )
+        eventually(lambda: not here.is_writable)
+        raw.sendall(frame(b"still there?", opcode=9) + frame(struct.pack("!H", 1000), opcode=8))
+        *told, pong, close = frames(raw)
+        assert all(opcode == 1 for opcode, _ in told)
+        answers = [json.loads(data) for _, data in told]
+        assert len(answers[0]["front"]) == len(answers[1]["front"]) == 2000
+        (connection,) = answers[2].values()
+        assert connection["client_port"] == raw.getsockname()[1]
+        assert list(answers[3]["front"]) == [str(slot + 1)]
+        assert list(answers[4]["front"]) == [str(slot + 2)]
+        assert answers[5]["error_code"] == "InvalidSubject"
+        assert answers[6]["error_code"] == "InvalidMessage"
+        assert "m" in answers[7][str(slot)]
+        assert "m" in answers[7][str(slot + 1)]
+        assert len(answers) == 8
+        assert pong == (10, b"still there?")
+        assert close == (8, struct.pack("!H", 1000))
+
+
+def test_who_has_sent_all_may_say_so_and_read_the_answers() -> None:
+    """The end of what comes is not the end of what is told."""
+    with running() as central, narrow_pipe(central) as (raw, _):
+        send_ahead(raw, [LARGE] * 4 + [{"monitor": "nonsense"}])
+        raw.shutdown(socket.SHUT_WR)
+        sizes = [len(data) for _, data in frames(raw)]
+        assert len(sizes) == 5
+        assert min(sizes[:4]) > 300_000 > sizes[4]
+
+
+def test_what_waits_for_one_who_does_not_read_is_frames_and_not_answers() -> None:
+    with running() as central, narrow_pipe(central) as (raw, here):
+        send_ahead(raw, [LARGE] * 100)
+        eventually(lambda: here._is_held)
+        assert here._transport.get_write_buffer_size() < 1_000_000
+        assert not here._transport.is_reading()
+
+
+def test_who_reads_again_after_a_long_time_is_not_taken_for_lost() -> None:
+    """Nothing was read from him meanwhile, so nothing can have been heard."""
+    with running() as central, narrow_pipe(central) as (raw, here):
+        send_ahead(raw, [LARGE] * 3)
+        eventually(lambda: here._is_held)
+        here._heard -= 100.0
+        with closing(frames(raw)) as answers:
+            for _ in range(3):
+                assert next(answers)[0] == 1
+            here._loop.call_soon_threadsafe(lambda: here.tend(here._loop.time(), 5.0))
+            raw.sendall(frame(b'{"monitor": "nonsense"}'))
+            assert b"InvalidSubject" in next(answers)[1]
+
+
+def test_a_stop_does_not_wait_long_for_one_who_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headgate.quota.central.server._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("headgate.quota.central.node_socket._LINGER_SECONDS", 0.2)
+    with ExitStack() as deaf:
+        with running() as central:
+            raw, here = deaf.enter_context(narrow_pipe(central))
+            send_ahead(raw, [LARGE] * 10)
+            eventually(lambda: here._is_held)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 3.0

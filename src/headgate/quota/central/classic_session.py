@@ -2,6 +2,10 @@
 
 A frame that makes no sense is answered with an error; only when there are many of them in a
 minute does the connection end, for a classic node cannot tell why and would come back at once.
+Each frame has its answer, and in order: whoever sends several ahead tells the answers apart by
+nothing else. So no frame is looked at while the other end does not read; when it is, its answer is
+the newest there is. (A node of our own protocol is told the newest quota only; here a quota that
+was left out would be taken for the next one.)
 A central that stands by ends the connection at the first report, as the classic one did: the node
 goes to the next central.
 """
@@ -53,9 +57,11 @@ class ClassicSession:
         self._monitor = monitor  # None: it may not look
         self._bad = 0
         self._bad_since = 0.0
-        self._waiting: bytes | None = None  # the newest answer, while the other end does not read
 
     def received(self, frame: bytes | str) -> Work:
+        while not self._socket.is_writable:
+            self._socket.hold()
+            yield
         now = self._exchange.now()
         self.connection.frames += 1
         try:
@@ -70,7 +76,8 @@ class ClassicSession:
             return Refusal.overloaded("this central stands by, another one leads")
         if len(answer) > _SMALL_BYTES:
             yield
-        self._send(answer)
+        self._exchange.metrics.frame("classic_answer", len(answer))
+        self._socket.send_text(answer)
         self._exchange.metrics.answered(self._exchange.now() - now)
         return None
 
@@ -100,17 +107,8 @@ class ClassicSession:
         self._bad += 1
         return self._bad >= _MOST_BAD
 
-    def _send(self, answer: bytes) -> None:
-        if self._socket.is_writable:
-            self._exchange.metrics.frame("classic_answer", len(answer))
-            self._socket.send_text(answer)
-        else:
-            self._waiting = answer
-
     def writable(self) -> None:
-        answer, self._waiting = self._waiting, None
-        if answer is not None:
-            self._send(answer)
+        """Nothing waits here: the socket goes on with the frames it holds."""
 
     def lost(self) -> None:
         self._exchange.gone(self._socket)

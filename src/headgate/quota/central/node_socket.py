@@ -15,7 +15,9 @@ Rules it keeps, so that a connection can hurt only itself:
 - What comes in for frames that are not whole yet, or not done yet, is bounded over all connections;
   those whose frames are small are never turned away for it.
 - While the other end does not read, it is not read from, and the session is told not to send. If
-  it goes on so for some slots the connection ends.
+  it goes on so for some slots the connection ends. A session that owes an answer to each frame
+  holds the frames that are here already, too, until the other end reads again: so no more than one
+  answer waits, and TCP makes the other end wait.
 - After the close frame it reads on for a moment, and throws away what it reads: a socket that is
   closed with bytes unread takes the close frame, and with it the reason, from the other end.
 """
@@ -126,6 +128,7 @@ class NodeSocket(asyncio.Protocol):
         self._unread = bytearray()
         self._works: deque[Work] = deque()  # what is not done yet; the first is begun
         self._has_turn = False  # a later turn is on its way
+        self._is_held = False  # what is here waits until the other end reads
         self._is_last = False  # nothing comes after what is here
         self._partial = 0  # bytes of ours in `receiving`
         self._fragments: list[bytes] = []
@@ -155,7 +158,7 @@ class NodeSocket(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Nothing more comes. What has come is worked on all the same, where that can be done."""
         self._is_last = True
-        return self._has_turn and self._transport.can_write_eof()  # False: asyncio closes it
+        return self.is_busy and self._transport.can_write_eof()  # False: asyncio closes it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
@@ -169,7 +172,11 @@ class NodeSocket(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.is_writable = True
         self._stuck_since = None
-        if not self._has_turn:
+        self._heard = self._loop.time()  # who reads is alive; what he says could not be heard
+        is_held, self._is_held = self._is_held, False
+        if is_held:
+            self._take_turn_soon()
+        elif not self._has_turn:
             self._transport.resume_reading()
         if self._session is not None:
             self._session.writable()
@@ -200,9 +207,11 @@ class NodeSocket(asyncio.Protocol):
         if self._is_ending:
             return
         self._works.append(work)
-        if not self._has_turn:
-            self._has_turn = True
-            self._loop.call_soon(self._take_turn)
+        self._take_turn_soon()
+
+    def hold(self) -> None:
+        """Let what has come in wait, also what is begun, until the other end reads."""
+        self._is_held = not self.is_writable
 
     def close(self, refusal: Refusal) -> None:
         """End it, and say why."""
@@ -217,7 +226,7 @@ class NodeSocket(asyncio.Protocol):
 
     @property
     def is_busy(self) -> bool:
-        return self._has_turn
+        return self._has_turn or self._is_held
 
     def tend(self, now: float, patience: float) -> None:
         """Look after it, about once a second: who does not answer or does not read is let go."""
@@ -226,6 +235,8 @@ class NodeSocket(asyncio.Protocol):
         if self._stuck_since is not None:
             if now - self._stuck_since > patience:
                 self.close(Refusal.overloaded("does not read"))
+        elif self.is_busy:
+            self._heard = now  # it is not read from meanwhile: that nothing is heard is our doing
         elif now - self._heard > _LOST_AFTER_SECONDS:
             self.close(Refusal(1001, "lost: no answer to a ping"))
         elif now - max(self._heard, self._pinged) > _PING_AFTER_SECONDS:
@@ -234,6 +245,11 @@ class NodeSocket(asyncio.Protocol):
             self._flush()
 
     # Reading
+
+    def _take_turn_soon(self) -> None:
+        if not self._has_turn:
+            self._has_turn = True
+            self._loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         """Go on with what has come in, until it is the others' turn."""
@@ -245,7 +261,7 @@ class NodeSocket(asyncio.Protocol):
         begun = self._loop.time()
         took = 0.0
         at = 0
-        while not self._is_ending and took < _TURN_SECONDS:
+        while not self._is_ending and not self._is_held and took < _TURN_SECONDS:
             if self._works:
                 self._go_on()
             elif at < len(self._unread):
@@ -260,12 +276,13 @@ class NodeSocket(asyncio.Protocol):
             return
         del self._unread[:at]
         worked = time.thread_time() - working if is_large else 0.0
-        if self._unread or self._works or worked > _LONG_SECONDS:
+        is_left = bool(self._unread or self._works)
+        if worked > _LONG_SECONDS or (is_left and not self._is_held):
             self._has_turn = True
             self._transport.pause_reading()
             rest = min(worked * _REST, _LONGEST_REST_SECONDS) if worked > _LONG_SECONDS else 0.0
             self._loop.call_later(rest, self._take_turn)
-        elif self._is_last:
+        elif self._is_last and not is_left:
             self._transport.close()
         elif self.is_writable:
             self._transport.resume_reading()

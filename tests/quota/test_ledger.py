@@ -807,7 +807,7 @@ def test_centrals_with_the_same_limits_say_the_same_version() -> None:
 
 
 def test_reports_of_slots_long_past_leave_no_trace_for_each_of_them() -> None:
-    """Sums of a slot are as large as the book: whoever tells of ever older ones must not make many."""
+    """Sums of a slot are as large as the book: who tells of ever older ones must not make many."""
     ledger = Ledger([entry()], nr_slot=10)
     ledger.book(START, Report("n", 1, 1, 1, 0, START - 1, 0.0, {}))
     for slot in range(START, START + 20):
@@ -818,9 +818,7 @@ def test_reports_of_slots_long_past_leave_no_trace_for_each_of_them() -> None:
         lines = {"front": {"u": {"r": line}}}
         assert ledger.book(now, Report("n", 1, sequence, 1, 0, 900 - sequence, 0.0, lines))
     known = {slot: ledger.consumption_sum(slot)["front"] for slot in range(800, now + 1)}
-    assert {slot: users for slot, users in known.items() if users} == {
-        now - 10: {"u": {"r": 49.0}}
-    }
+    assert {slot: users for slot, users in known.items() if users} == {now - 10: {"u": {"r": 49.0}}}
     assert not any(ledger.reported(slot) for slot in range(800, 900))
 
 
@@ -837,7 +835,8 @@ def test_a_ledger_without_books_holds_everyone_to_what_he_lived_on(newcomer: boo
             told = line(passed, rejected=100 * (slot - START + 1))
             since = {"settled_slot": START - 4} if slot == START else {}
             lines = {"front": {"u": {"r": told}}}
-            ledger.book(slot, Report(node, 1, slot - START + 7, 1, 0, slot - 1, 0.0, lines, **since))
+            sequence = slot - START + 7
+            ledger.book(slot, Report(node, 1, sequence, 1, 0, slot - 1, 0.0, lines, **since))
         ledger.assign(slot)
         shares = [ledger.quota(slot, node)["front"].users["u"]["r"] for node in ("n1", "n2")]
         # Neither more than they had, nor nothing: what was consumed before is covered.

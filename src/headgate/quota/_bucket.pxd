@@ -114,10 +114,10 @@ cdef inline double promised_after(Cell *cell, long long first, long long reporte
 
 
 cdef inline void promise(Cell *cell, long long first, long long slot, float amount) noexcept nogil:
-    """Promise an amount for a slot. In those that were left out before it, the node lives on its safe share."""
+    """Promise an amount for a slot. In those that were left out before it, the node lives on its safe share, if any."""
     cdef long long left_out = max(first + cell.until, slot - 3)
     while left_out < slot:
-        cell.promised[left_out & 3] = cell.safe
+        cell.promised[left_out & 3] = cell.safe if cell.until else 0.0
         left_out += 1
     cell.promised[slot & 3] = amount
     cell.until = <int> (slot - first + 1)

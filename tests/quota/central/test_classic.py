@@ -392,3 +392,17 @@ def test_a_stop_does_not_wait_long_for_one_who_does_not_read(
             eventually(lambda: here._is_held)
             begun = time.monotonic()
         assert time.monotonic() - begun < 3.0
+
+
+def test_what_is_told_with_the_good_bye_is_booked() -> None:
+    """A report and a close frame in one segment."""
+    with running() as central, raw_websocket(central) as raw:
+        slot = int(time.time() / 0.1)
+        told = {"front": {"ann": {"requests": 7}}}
+        report = {"node_id": "n", "slot_number": slot, "consumption": told, "rejection": {}}
+        good_bye = frame(struct.pack("!H", 1000), opcode=8)
+        raw.sendall(frame(json.dumps(report).encode()) + good_bye)
+        assert [opcode for opcode, _ in frames(raw)] == [8]
+        with PlainNode(central, "m") as other:
+            sums = other.ask({"monitor": "consumption_sum"})
+        assert sums[str(slot - 1)] == told

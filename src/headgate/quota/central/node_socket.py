@@ -401,8 +401,11 @@ class NodeSocket(asyncio.Protocol):
             return
         self._transport.write(b"".join(writes))
         if b"" in writes and not self._is_ending:  # its sign that nothing comes any more
-            self._end()
-            self._linger()
+            if self._works:
+                self._is_last = True  # who says good-bye has told something before
+            else:
+                self._end()
+                self._linger()
 
     def _end(self) -> None:
         """Nothing that comes in counts from now on."""

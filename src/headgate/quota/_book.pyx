@@ -52,6 +52,7 @@ from headgate.quota._bucket cimport (
     ceiling_of,
     cost_of_request,
     enter,
+    is_reported,
     part_for_asker,
     position_of,
     promise,
@@ -919,7 +920,7 @@ cdef class Book:
         cdef Out *out
         cdef long long last, target, told = slot + 1
         cdef double available, amount, most
-        cdef bint again
+        cdef bint again, is_new
         result = []
         if self.assigned > slot or (self.phase == ASSIGNING and self.begun > slot):
             return result  # the clock has gone back a little: it will catch up
@@ -937,6 +938,7 @@ cdef class Book:
             cell.asked = day
             cell.demand = INFINITY
             refill(bucket, slot)
+            is_new = not is_reported(bucket)
             most = INFINITY
             if slot < self.nodes.awaited_until and self._grown(bucket, 0.0, slot) < INFINITY:
                 most = bucket.rate / self.nodes.guess(slot)  # the rest may be somebody's who is to come
@@ -951,7 +953,9 @@ cdef class Book:
                         + bucket.rate * max(0, last + 1 - bucket.slot)
                         - self._outstanding(bucket, last + 1)
                     )
-                    amount = part_for_asker(min(available, most), bucket.rate, cost_of_request(bucket))
+                    amount = part_for_asker(
+                        min(available, most), bucket.rate, cost_of_request(bucket), self.nodes.guess(slot), is_new
+                    )
                     cell.promised[target & 3] += <float> amount
                 result.append((target, resource, cell.promised[target & 3], cell.safe))
                 if 2 * node + 1 < self.outs_room and self._out(node, target).slot == target:

@@ -123,12 +123,31 @@ cdef inline void promise(Cell *cell, long long first, long long slot, float amou
     cell.until = <int> (slot - first + 1)
 
 
-cdef inline double part_for_asker(double available, double rate, double request) noexcept nogil:
-    """What a node that asks gets of what is free: up to a slot's refill, or half of more."""
-    cdef double amount
+cdef inline bint is_reported(Bucket *bucket) noexcept nogil:
+    """Whether any node has told of it yet."""
+    cdef int i
+    for i in range(bucket.count):
+        if bucket.cells[i].listed:
+            return True
+    return False
+
+
+cdef inline double part_for_asker(
+    double available, double rate, double request, int nodes, bint is_new
+) noexcept nogil:
+    """What a node that asks gets of what is free: up to a slot's refill, or half of more.
+
+    A user who is new may be about to come to all `nodes`: then half, and an even part is left for each.
+    """
+    cdef double amount, even = rate / nodes, others = even * (nodes - 1)
     if available <= 0.0:
         return 0.0
-    amount = min(available, max(rate, 0.5 * available))
+    if not is_new:
+        amount = min(available, max(rate, 0.5 * available))
+    elif available > rate + others:
+        amount = 0.5 * (available - others)
+    else:
+        amount = min(available, max(even, 0.5 * available))
     if amount < request:
         return request if available >= request * (1.0 - SLACK) else 0.0
     if amount < WHOLE_REQUESTS * request:

@@ -147,3 +147,26 @@ def test_its_repr_says_how_it_stands() -> None:
     assert repr(central(epoch=3)) == (
         "CentralState(c1, active, epoch=3, Ledger(services=['front'], nodes=0, cells=0))"
     )
+
+
+def test_after_a_standstill_nobody_is_told_of_a_slot_that_was_not_given_out_to_him() -> None:
+    """An ask has the slots up to now assigned, before those of the last assignment are all told."""
+    state = central()
+    nodes = ["n1", "n2", "n3"]
+    for sequence in (1, 2, 3):
+        now = sequence - 1.0
+        for node in nodes:
+            line = Line(10.0 * sequence, 0, 10 * sequence, 0.0, 0.0)
+            lines = {"front": {"ann": {"r": line}}}
+            told = Report(node, 1, sequence, 1, 0, START + sequence - 2, now, lines)
+            state.receive(now + 0.1, told)
+        if sequence < 3:
+            state.tick(now + 0.5)
+    told_first: list[tuple[str, Quota]] = []
+    while not told_first:
+        told_first = state.tick_some(2.5)
+    state.receive(4.1, Ask(told_first[0][0], 1, START + 4, 4.1, {"front": ["bob"]}))
+    late = []
+    while state.due(4.1) <= 4.1:
+        late += state.tick_some(4.1)
+    assert all(quota.services["front"].users for _, quota in late)

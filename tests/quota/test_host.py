@@ -419,6 +419,26 @@ def test_who_comes_again_when_he_was_told_to_is_let_in(shared: str) -> None:
     host.close()
 
 
+def test_a_share_flows_through_its_slot(shared: str) -> None:
+    """Of the system's clock: the coarse one is in the slot before when the next one begins."""
+    host = Host("n1", ["front"], shared=shared, slot_seconds=0.2)
+    reporter = Reporter(host, ["c1"])
+    shares = {"ann": {"requests": Share(300.0, 1.0)}}
+    slot = int(time.time() / 0.2)
+    reporter.receive(host.now(), "c1", _quota(slot, shares, {}, time.time()))
+    early = {slot: 0}
+    while slot < max(early) + 1 < slot + 4:  # the slot of the quota, and two that use it again
+        now = host.now()
+        present, _, begin, end = host.window(now)
+        early.setdefault(present, 0)
+        if host.allows("front", "ann", {"requests": 1.0}):
+            host.consume("front", "ann", {"requests": 1.0})
+            early[present] += now - begin < 0.25 * (end - begin)
+    host.close()
+    # A tenth at once and then by the time; who asks is refused at the end of each slot.
+    assert [early[slot + 1], early[slot + 2]] == pytest.approx([105, 105], abs=35)
+
+
 @pytest.mark.parametrize(
     ("amounts", "message"),
     [

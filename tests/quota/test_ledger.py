@@ -804,3 +804,41 @@ def test_centrals_with_the_same_limits_say_the_same_version() -> None:
     one = Ledger([entry("a"), entry("b", r=3.0)])
     other = Ledger([entry("b", r=3.0), entry("a")])
     assert one.version == other.version != Ledger([entry("a"), entry("b", r=4.0)]).version
+
+
+def test_reports_of_slots_long_past_leave_no_trace_for_each_of_them() -> None:
+    """Sums of a slot are as large as the book: whoever tells of ever older ones must not make many."""
+    ledger = Ledger([entry()], nr_slot=10)
+    ledger.book(START, Report("n", 1, 1, 1, 0, START - 1, 0.0, {}))
+    for slot in range(START, START + 20):
+        ledger.assign(slot)
+    now = START + 20
+    for sequence in range(2, 50):
+        line = Line(float(sequence), 0, sequence, 0.0, 0.0)
+        lines = {"front": {"u": {"r": line}}}
+        assert ledger.book(now, Report("n", 1, sequence, 1, 0, 900 - sequence, 0.0, lines))
+    known = {slot: ledger.consumption_sum(slot)["front"] for slot in range(800, now + 1)}
+    assert {slot: users for slot, users in known.items() if users} == {
+        now - 10: {"u": {"r": 49.0}}
+    }
+    assert not any(ledger.reported(slot) for slot in range(800, 900))
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_a_ledger_without_books_holds_everyone_to_what_he_lived_on(newcomer: bool) -> None:
+    """Two nodes of a fleet come back in the slot in which it begins; others may be on their way."""
+    ledger = Ledger([entry(burst_seconds=1.0)])
+    ledger.begin(START)
+    if newcomer:  # whoever comes first
+        ledger.book(START, Report("new", 1, 1, -1, 0, START - 1, 0.0, {}))
+    for slot in range(START, START + 4):
+        for node in ("n1", "n2"):
+            passed = 25.0 * (slot - START + 3)
+            told = line(passed, rejected=100 * (slot - START + 1))
+            since = {"settled_slot": START - 4} if slot == START else {}
+            lines = {"front": {"u": {"r": told}}}
+            ledger.book(slot, Report(node, 1, slot - START + 7, 1, 0, slot - 1, 0.0, lines, **since))
+        ledger.assign(slot)
+        shares = [ledger.quota(slot, node)["front"].users["u"]["r"] for node in ("n1", "n2")]
+        # Neither more than they had, nor nothing: what was consumed before is covered.
+        assert all(25.0 <= share.amount <= 30.0 for share in shares), (slot, shares)

@@ -48,7 +48,7 @@ cdef class Book:
     cdef int _day(self, long long slot) noexcept
     cdef double _outstanding(self, Bucket *bucket, long long slot)
     cdef double _on_its_own(self, Cell *cell, long long slot) noexcept
-    cdef double _grown(self, Bucket *bucket, double request) noexcept
+    cdef double _grown(self, Bucket *bucket, double request, long long slot) noexcept
     cdef double _of_silent(self, Cell *cell, long long slot) noexcept
     cdef int _know(self, Dictionary dictionary, int service) except -1
     cdef int _find(self, Dictionary dictionary, int entry, long long slot) except -1

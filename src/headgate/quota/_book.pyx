@@ -454,8 +454,9 @@ cdef class Book:
         resources[resource] = number
         bucket = &self.buckets[number]
         memset(bucket, 0, sizeof(Bucket))
-        bucket.slot = bucket.born = slot
+        bucket.slot = slot
         self._set_terms(number, slot)
+        bucket.born = bucket.slot  # the first of which it has the refill
         return number
 
     def _set_terms(self, Py_ssize_t number, long long slot):
@@ -495,10 +496,13 @@ cdef class Book:
         return &bucket.cells[position]
 
     cdef Sums _sums(self, long long slot):
-        cdef Sums sums = self.sums.get(slot)
+        """Of a slot; what is told of one that is not kept any more is put to the oldest that is."""
+        cdef long long kept = max(4, min(self.nr_slot, HISTORY_NUMBERS // max(1, self.room)))
+        cdef Sums sums
+        slot = max(slot, self.assigned - kept + 1)
+        sums = self.sums.get(slot)
         if sums is None:
             sums = self.sums[slot] = Sums(max(16, self.room))
-            kept = max(4, min(self.nr_slot, HISTORY_NUMBERS // max(1, self.room)))
             for old in [old for old in self.sums if old <= slot - kept]:
                 del self.sums[old]
         return sums
@@ -733,7 +737,7 @@ cdef class Book:
         request = cost_of_request(bucket)
         budget = available
         if is_awaiting:
-            budget = min(budget, self._grown(bucket, request))
+            budget = min(budget, self._grown(bucket, request, slot))
             total = max(total, bucket.rate)
         if budget > bucket.rate:
             budget = bucket.rate + 0.5 * (available - bucket.rate)
@@ -787,15 +791,19 @@ cdef class Book:
             out.count += 1
         return 0
 
-    cdef double _grown(self, Bucket *bucket, double request) noexcept:
-        """A bit more than what all cells live on. One of which that is not known may have everything."""
-        cdef double grown = 0.0
+    cdef double _grown(self, Bucket *bucket, double request, long long slot) noexcept:
+        """A bit more than what the cells live on. Of one that is new that is not known: it has an even part.
+
+        A user who has lived nowhere yet may have everything.
+        """
+        cdef double grown = 0.0, lived_on = 0.0
         cdef int i
         for i in range(bucket.count):
-            if bucket.cells[i].safe == 0.0:
-                return INFINITY
+            lived_on += bucket.cells[i].safe
             grown += MOST_GROWTH * bucket.cells[i].safe + request
-        return grown
+            if bucket.cells[i].safe == 0.0:
+                grown += bucket.rate / self.nodes.guess(slot)
+        return grown if lived_on > 0.0 else INFINITY
 
     def _ask_rule(self, int number, double budget):
         """Let a rule that was handed in split the budget; what makes no sense is its error."""
@@ -910,7 +918,7 @@ cdef class Book:
         cdef Cell *cell
         cdef Out *out
         cdef long long last, target, told = slot + 1
-        cdef double available, amount
+        cdef double available, amount, most
         cdef bint again
         result = []
         if self.assigned > slot or (self.phase == ASSIGNING and self.begun > slot):
@@ -929,8 +937,11 @@ cdef class Book:
             cell.asked = day
             cell.demand = INFINITY
             refill(bucket, slot)
+            most = INFINITY
+            if slot < self.nodes.awaited_until and self._grown(bucket, 0.0, slot) < INFINITY:
+                most = bucket.rate / self.nodes.guess(slot)  # the rest may be somebody's who is to come
             if cell.safe == 0.0:
-                cell.safe = <float> (bucket.rate / max(1, len(self.nodes)))
+                cell.safe = <float> (bucket.rate / self.nodes.guess(slot))
             for target in range(slot, last + 2):
                 if self.first + cell.until - 1 < target:
                     promise(cell, self.first, target, 0.0)
@@ -940,7 +951,7 @@ cdef class Book:
                         + bucket.rate * max(0, last + 1 - bucket.slot)
                         - self._outstanding(bucket, last + 1)
                     )
-                    amount = part_for_asker(available, bucket.rate, cost_of_request(bucket))
+                    amount = part_for_asker(min(available, most), bucket.rate, cost_of_request(bucket))
                     cell.promised[target & 3] += <float> amount
                 result.append((target, resource, cell.promised[target & 3], cell.safe))
                 if 2 * node + 1 < self.outs_room and self._out(node, target).slot == target:

@@ -339,7 +339,10 @@ cdef class Host:
             read_window(self.head, now)
             self.chains.find(key, look)
             if look.found >= 0 and record.generation == now.generation and record.window >= now.window:
-                return kept
+                if record.window == now.window or not now.is_rough:
+                    return kept
+                set_time(now, monotonic())  # the coarse clock is still in the window before
+                continue
             if look.found >= 0 and is_free(record, now) and not is_holding(record):
                 record.state = FREE  # his windows make no difference
                 return kept

@@ -1,6 +1,8 @@
 from typing_extensions import disjoint_base
 
-__all__ = ["Nodes"]
+__all__ = ["COLD_NODES", "Nodes"]
+
+COLD_NODES: int
 
 @disjoint_base
 class Nodes:

@@ -8,7 +8,12 @@ ledger removes a node only when no book holds a cell of it.
 
 from libc.stdlib cimport free, realloc
 
-__all__ = ["Nodes"]
+__all__ = ["COLD_NODES", "Nodes"]
+
+cdef enum:
+    FEWEST = 16  # are taken to be there before all had the time to come
+
+COLD_NODES = FEWEST
 
 
 cdef class Nodes:
@@ -74,6 +79,11 @@ cdef class Nodes:
         found = self.numbers.get(node_id)
         return -1 if found is None else <int> found
 
+    cdef int guess(self, long long slot) noexcept:
+        """How many there are, for an even part: those we know; at first there may be more."""
+        cdef int known = <int> len(self.numbers)
+        return max(FEWEST if slot < self.awaited_until else 1, known)
+
     def reported_of(self, str node_id not None):
         return self.reported[<int> self.numbers[node_id]]
 
@@ -99,7 +109,8 @@ cdef class Nodes:
     def rebase(self, long long slot):
         """No node has reported more than `slot`: the clock has gone back."""
         cdef Py_ssize_t number
-        self.back = self.awaited_until = 0
+        self.back = 0
+        self.awaited_until = min(self.awaited_until, 1)
         for number in range(len(self.names)):
             self.reported[number] = min(self.reported[number], slot)
             self.alone[number] = 0

@@ -151,7 +151,8 @@ class CentralState:
                 return []
             self._parts = None
             self._untold = self.ledger.live_nodes(self._assigned)[::-1]
-        if not self.leads:
+        if not self.leads or self.ledger.assigned != self._assigned:
+            # One who asked after a standstill has had the next slot assigned: that will be told.
             self._untold = []
         if not self._untold:
             return []

@@ -25,7 +25,7 @@ from headgate.errors import ConfigError, ProtocolError
 from headgate.quota._book import MISSED_SLOTS, Book
 from headgate.quota._given import GivenShares
 from headgate.quota._lines import PackedLines
-from headgate.quota._nodes import Nodes
+from headgate.quota._nodes import COLD_NODES, Nodes
 from headgate.quota.entries import Entry
 from headgate.quota.limits_table import LimitsTable
 from headgate.quota.protocol import Ask, Report, ServiceQuota, Share
@@ -50,7 +50,6 @@ _FORGET_NODE_SLOTS = 300
 _FORGET_NODES_AT_ONCE = 4
 # How many nodes there are is a guess in the first slots.
 _COLD_SLOTS = 2
-_COLD_NODES = 16
 _CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
 _RETURN_SECONDS = 4.0  # in which nodes find a central that is back: twice their longest back-off
 _LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
@@ -273,7 +272,7 @@ class Ledger:
         if known is None or is_reborn:
             covered = 1
             if is_from_before:
-                if not self._known:
+                if self._nodes.awaited_until == 0:
                     self._nodes.awaited_until = slot + self._return_slots
                 covered = min(max(1, reported - report.settled_slot), _MOST_COVERED)
             if is_reborn:
@@ -400,6 +399,8 @@ class Ledger:
         return True
 
     def _note_reported(self, slot: int, node: str) -> None:
+        if slot <= self._assigned - self.nr_slot:
+            return
         if slot not in self._reported:
             self._reported[slot] = set()
             for old in [old for old in self._reported if old <= slot - self.nr_slot]:
@@ -575,6 +576,7 @@ class Ledger:
                 self._open(name)
             self._books[name].load(*dump, numbers, assigned=self._assigned)
         self._live = len(self._known)
+        self._nodes.awaited_until = 1  # we know who is to come
         self._is_restored = True
 
     # Looking
@@ -585,7 +587,7 @@ class Ledger:
         At the beginning not all of them have been heard of yet: then it is a guess.
         """
         is_cold = self._first is None or slot - self._first < _COLD_SLOTS
-        return max(_COLD_NODES if is_cold else 1, self._live)
+        return max(COLD_NODES if is_cold else 1, self._live)
 
     def is_live(self, node: str, slot: int) -> bool:
         return node in self._nodes and slot - self._nodes.reported_of(node) < MISSED_SLOTS
@@ -593,6 +595,11 @@ class Ledger:
     def live_nodes(self, slot: int) -> list[str]:
         """The nodes that have not missed more reports than may happen."""
         return [node for node in self._known if self.is_live(node, slot)]
+
+    @property
+    def assigned(self) -> int:
+        """The slot of the last assignment."""
+        return self._assigned
 
     @property
     def has_nodes(self) -> bool:

@@ -315,7 +315,8 @@ class Audit:
         bucket = books.buckets.get(cell)
         capacity = self._capacity(cell)
         if bucket is None:
-            bucket = books.buckets[cell] = _Bucket(rate, books.begun, rate, capacity, born=slot)
+            born = max(slot, books.begun)
+            bucket = books.buckets[cell] = _Bucket(rate, books.begun, rate, capacity, born=born)
         elif (bucket.rate, bucket.capacity) != (rate, capacity):
             # The limit has changed: what is saved keeps its proportion, a debt stays.
             if self._changed_slot > bucket.slot:

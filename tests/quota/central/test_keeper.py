@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from headgate.errors import ConfigError
 from headgate.quota import Entry, Ledger
 from headgate.quota.central.change import Put, Remove, Replace
-from headgate.quota.central.keeper import LimitsKeeper
+from headgate.quota.central.keeper import LimitsKeeper, NoValidLimits
 from headgate.quota.sources import LimitsSource, NotEditable, open_source
 from headgate.quota.sources.sqlite_file import SqliteFile
 
@@ -64,6 +66,60 @@ def test_without_limits_at_the_start_nothing_starts(tmp_path: Path) -> None:
     keeper, _ = keeper_of(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="none.toml cannot be read"):
         keeper.begin()
+
+
+SLIPS = {
+    "a rate that is text": FILE.replace("= 5", '= "5"'),
+    "a key is missing": FILE.replace("user", "usr"),
+    "no list": FILE.replace("[[limit]]", "[limit]"),
+}
+
+
+@pytest.mark.parametrize("text", SLIPS.values(), ids=SLIPS)
+def test_entries_of_which_none_is_valid_never_mean_no_limits(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "limits.toml"
+    write(path, text)
+    keeper, _ = keeper_of(path)
+    with pytest.raises(NoValidLimits, match=r"limits.toml has entries and none is valid.*limit"):
+        keeper.begin()
+    write(path, FILE)
+    keeper.begin()
+    path.write_text(text)
+    keeper.refresh()
+    assert keeper.entries == [ANN]
+    assert keeper.error or keeper.complaints
+
+
+def test_of_many_complaints_the_first_ten_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    write(path, FILE.replace("= 5", "= -1") * 12)
+    with pytest.raises(NoValidLimits, match=r"limit 10 .*got -1; and 2 more$"):
+        keeper_of(path)[0].begin()
+
+
+@pytest.mark.parametrize("text", ["", "# none yet\n", FILE + FILE.replace("= 5", "= -1")])
+def test_a_file_that_is_empty_on_purpose_or_good_in_part_is_taken(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "limits.toml"
+    write(path, text)
+    keeper, _ = keeper_of(path)
+    keeper.begin()
+    assert keeper.entries == ([ANN] if text.startswith("[[limit]]") else [])
+
+
+def test_the_last_good_entry_can_be_removed_beside_a_bad_one(tmp_path: Path) -> None:
+    path = tmp_path / "limits.db"
+    keeper, _ = keeper_of(path)
+    keeper.begin()
+    keeper.put(ANN)
+    with closing(sqlite3.connect(path)) as hand, hand:
+        hand.execute("INSERT INTO limits VALUES ('front', 'bob', 10, '{}')")
+    keeper.refresh()
+    assert keeper.entries == [ANN]
+    assert keeper.remove("front", "ann")
+    assert keeper.entries == []
+    assert keeper.error is None
 
 
 def test_a_bad_file_keeps_the_limits_and_says_why_once(

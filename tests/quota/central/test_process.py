@@ -197,15 +197,18 @@ STOPPED = [
     (["--limits", "/nowhere/limits.toml"], 2, "/nowhere/limits.toml"),
     (["--limits", "{limits}", "--state", "/nowhere/state"], 2, "must be a folder"),
     (["--limits", "redis://127.0.0.1:1/0"], 1, "cannot be reached"),
+    (["--limits", "{slips}"], 1, "would have a limit: limit 1 (service 'front', user 'ann')"),
     (["--limits", "{limits}", "--listen", "127.0.0.1:{taken}"], 1, "cannot listen on"),
 ]
 
 
 def test_a_start_that_fails_says_why(limits: Path) -> None:
+    slips = limits.with_name("slips.toml")
+    slips.write_text('[[limit]]\nservice = "front"\nuser = "ann"\nrequests = "30"\n')
     with process("--limits", limits) as (_, address):
         taken = address.partition(":")[2]
         for arguments, code, text in STOPPED:
-            filled = [each.format(limits=limits, taken=taken) for each in arguments]
+            filled = [each.format(limits=limits, taken=taken, slips=slips) for each in arguments]
             run = subprocess.run(command(*filled), capture_output=True, text=True, timeout=60)
             assert (run.returncode, text in run.stderr) == (code, True), run.stderr
             assert "Traceback" not in run.stderr

@@ -1,6 +1,8 @@
 """Nodes that speak headgate.v1 to a real server, over real sockets."""
 
 import json
+import logging
+import re
 import socket
 import struct
 import time
@@ -111,6 +113,65 @@ def test_a_fault_of_the_centrals_own_ends_one_connection_and_is_logged(
         assert (code, reason.partition(":")[0]) == (1011, "failed")
         assert "ZeroDivisionError" in caplog.text
         assert other.report(slot_of(central) - 1).leads
+
+
+def test_the_log_has_a_line_for_each_node_that_comes_and_one_when_it_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "headgate.quota")
+
+    def told() -> list[str]:
+        """The lines of nodes, without their ports."""
+        lines = [re.sub(r":\d+, ", ":P, ", record.getMessage()) for record in caplog.records]
+        return [line for line in lines if line.startswith(("node", "the conn")) or " end: " in line]
+
+    story = [
+        "node 'a' (127.0.0.1:P, headgate.v1) has come",
+        "node 'a' (127.0.0.1:P, headgate.v1) has gone: replaced: another connection of node a",
+        "node 'a' (127.0.0.1:P, headgate.v1) has come",
+        "node 'a' (127.0.0.1:P, headgate.v1) has gone: it leaves",
+        "node 'b\\n' (127.0.0.1:P, headgate.v1) has come",
+        "node 'b\\n' (127.0.0.1:P, headgate.v1) has gone: the other end has closed the connection",
+        "node 'old' (127.0.0.1:P, classic) has come",
+        "node 'old' (127.0.0.1:P, classic) has gone: the other end has closed the connection",
+        "node 'c' (127.0.0.1:P, headgate.v1) has come",
+        "1 connections end: stopping",
+    ]
+    with running() as central:
+        slot = slot_of(central)
+        with V1Node(central, "a") as first, V1Node(central, "a") as second:
+            first.report(slot)
+            second.sequence = first.sequence
+            second.report(slot)
+            closed_with(first.socket)
+            second.send(second.message(slot + 1)._replace(leaving=True))
+            second.read_until(lambda got: isinstance(got, Ack))
+        eventually(lambda: told() == story[:4])
+        with V1Node(central, "b\n") as node:
+            node.report(slot)
+            node.report(slot)
+        eventually(lambda: told() == story[:6])
+        with PlainNode(central, "old") as classic:
+            classic.report(classic.slot(), {})
+        eventually(lambda: told() == story[:8])
+        with PlainNode(central) as looking:
+            looking.ask({"monitor": "connections"})
+        last = V1Node(central, "c")
+        last.report(slot)
+        eventually(lambda: len(central.board.connections()) == 1)
+    last.socket.close()
+    assert told() == story
+
+
+def test_a_bad_frame_is_the_reason_why_a_node_goes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "headgate.quota")
+    with running() as central, V1Node(central) as node:
+        node.report(slot_of(central))
+        node.socket.send(b"nonsense")
+        closed_with(node.socket)
+    ended = [record.getMessage() for record in caplog.records if "bad frame" in record.getMessage()]
+    assert len(ended) == 1
+    assert "headgate.v1) has gone: bad frame: " in ended[0]
 
 
 def test_a_second_connection_of_a_node_replaces_the_first() -> None:

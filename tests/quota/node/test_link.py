@@ -144,6 +144,32 @@ def test_the_handshake_has_the_token_and_the_slot(peer: Peer) -> None:
     asyncio.run(story())
 
 
+def test_who_logs_warnings_only_sees_the_end_of_what_he_was_warned_of(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headgate.quota.node")
+
+    def told() -> list[tuple[str, str]]:
+        return [(one.levelname, one.getMessage().rpartition(": ")[2]) for one in caplog.records]
+
+    async def story() -> None:
+        async with peer.listening(peer.lead) as url:
+            link = make_link(url)
+            link.send(report(1))
+            task = asyncio.create_task(link.run())
+            await until(lambda: told() == [("INFO", "connected")])
+        await until(lambda: link.standing.failures >= 3)
+        warnings = len(told())
+        async with peer.listening(peer.lead):
+            link.send(report(2))
+            await until(lambda: told()[-1] == ("WARNING", "connected"))
+            assert len(told()) == warnings + 1
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(story())
+
+
 def test_it_comes_back_when_the_central_does(peer: Peer) -> None:
     async def story() -> None:
         async with peer.listening() as url:
@@ -287,7 +313,11 @@ def test_what_fails_in_the_receiver_is_told_and_tried_again(
             await until(lambda: len(heard) == 4)
             assert link.standing.is_connected
         told = [one for one in caplog.records if one.levelno >= logging.WARNING]
-        assert [(one.levelno, one.exc_info is None) for one in told] == [(logging.ERROR, False)]
+        assert [(one.levelno, one.exc_info is None) for one in told] == [
+            (logging.ERROR, False),
+            (logging.WARNING, True),
+        ]
+        assert told[1].getMessage().endswith(": connected")
         assert peer.closed[0] == (1011, "the node cannot make use of it")
 
     asyncio.run(story())

@@ -1,9 +1,11 @@
 """A node and the real central: tokens, TLS, two services' worth of messages over real sockets."""
 
+import logging
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from headgate import Central, Node
@@ -100,3 +102,46 @@ def test_a_node_with_another_slot_length_is_refused_with_the_reason(
     ):
         wait_until(lambda: node.status().centrals and node.status().centrals[0].last_error)
         assert "slot" in str(node.status().centrals[0].last_error)
+
+
+def test_a_service_that_the_central_does_not_know_is_told_once_and_again_when_it_changes(
+    tmp_path: Path, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headgate.quota.node")
+
+    def told() -> list[tuple[str, str]]:
+        return [
+            (record.levelname, record.getMessage())
+            for record in caplog.records
+            if "limits for the service" in record.getMessage()
+        ]
+
+    warning = (
+        "WARNING",
+        "the central has no limits for the service 'frnt': all of its users are free",
+    )
+    relief = "INFO", "the central has limits for the service 'frnt' now"
+    with (
+        Central(LIMITS, listen="127.0.0.1:0", slot_seconds=0.1) as central,
+        Node(
+            central.url,
+            node_id="web",
+            services=["front", "frnt"],
+            slot_seconds=0.1,
+            shared=str(tmp_path / "memory"),
+        ) as node,
+    ):
+        wait_until(lambda: told() == [warning])
+        slot = node.status().slot
+        assert slot is not None
+        wait_until(lambda: (node.status().slot or 0) > slot + 3)
+        assert told() == [warning]
+        assert node.status().unlimited == ("frnt",)
+        assert 'headgate_node_service_unlimited{node="web",service="frnt"} 1' in node.metrics()
+        limits = f"{central.url}/api/limits"
+        entry = {"service": "frnt", "user": "*", "requests": 5}
+        httpx.put(limits, json=entry).raise_for_status()
+        wait_until(lambda: told() == [warning, relief])
+        assert node.status().unlimited == ()
+        httpx.delete(limits, params={"service": "frnt", "user": "*"}).raise_for_status()
+        wait_until(lambda: told() == [warning, relief, warning])

@@ -2,8 +2,8 @@
 
 It prints one line when it listens, on stdout, so that a program that has started it knows where;
 everything after that is logged to stderr. Exit code 0 after a clean stop; 1 when the world did not
-let it start (a port that is taken, a Redis that does not answer); 2 when it was asked wrongly, also
-with a file that is not there or cannot be used.
+let it start (a port that is taken, a Redis that does not answer, limits of which none is valid); 2
+when it was asked wrongly, also with a file that is not there or cannot be used.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 
 from headgate.errors import ConfigError, HeadgateError
 from headgate.quota.central.central import Central
+from headgate.quota.central.keeper import NoValidLimits
 from headgate.quota.central.tokens import Tokens, read_tokens
 
 __all__ = ["EXAMPLES", "add_arguments", "serve"]
@@ -75,12 +76,18 @@ def serve(arguments: argparse.Namespace) -> int:
         _allow_many_files()
         _collect_seldom()
         central.run(_tell)
+    except NoValidLimits as error:  # the command is right: its usage would be beside the point
+        return _failed(error)
     except (ConfigError, ValueError) as error:
         arguments.parser.error(str(error))
     except HeadgateError as error:
-        sys.stderr.write(f"headgate central: {error}\n")
-        return 1
+        return _failed(error)
     return 0
+
+
+def _failed(error: HeadgateError) -> int:
+    sys.stderr.write(f"headgate central: {error}\n")
+    return 1
 
 
 def _tell(central: Central) -> None:

@@ -32,6 +32,12 @@ class Connection:
     frames: int = 0
     last_slot: int | None = None  # of its last report
     quota_sent: float | None = None
+    is_told: bool = False  # the log has it that the node has come
+    ending: str | None = None  # why it ends, if that was said
+
+    def __str__(self) -> str:
+        # A name comes from the network: as a literal it cannot break a line of the log.
+        return f"node {self.node!r} ({self.address}:{self.port}, {self.kind})"
 
 
 class Refusal(NamedTuple):

@@ -8,8 +8,9 @@ applied is read again. After a change of ours what is known is changed likewise,
 read, if the source can tell that nobody else has changed it meanwhile.
 
 A source that fails or hangs changes nothing: the limits stay, `error` says why until it works
-again, and the log tells it once. Only the first reading (`begin`) raises: a central that has never
-had its limits must not let everyone through.
+again, and the log tells it once. So does one in which entries are written and none is valid: to
+take it up would lift every limit. Only the first reading (`begin`) raises: a central that has
+never had its limits must not let everyone through.
 """
 
 import asyncio
@@ -26,14 +27,27 @@ from headgate.quota.entries import Complaint, Entry, read_tables, table_of
 from headgate.quota.ledger import Ledger
 from headgate.quota.sources import LimitsSource, TellsChanges
 
-__all__ = ["LimitsKeeper", "Reading"]
+__all__ = ["LimitsKeeper", "NoValidLimits", "Reading"]
 
 _logger = logging.getLogger("headgate.quota")
 
-_COMPLAINTS_LOGGED = 10
+_COMPLAINTS_TOLD = 10
 _PATIENCE = 10.0  # seconds, for another thread that asks the source
 _SILENCE = 10.0  # seconds without an answer of the source, after which it is told
 _MOST_EDITS = 16  # at once: each has a thread
+
+
+class NoValidLimits(ConfigError):
+    """Entries are written, and each of them is wrong."""
+
+    def __init__(self, source: str, complaints: list[str]) -> None:
+        told = complaints[:_COMPLAINTS_TOLD]
+        if len(complaints) > len(told):
+            told.append(f"and {len(complaints) - len(told)} more")
+        super().__init__(
+            f"{source} has entries and none is valid, so nobody would have a limit: "
+            + "; ".join(complaint.removesuffix("; skipped") for complaint in told)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +62,7 @@ class Reading:
     stamp: object
     known: Known | None = None
     complaints: list[str] = field(default_factory=list)
-    error: str | None = None
+    error: HeadgateError | None = None
 
 
 class LimitsKeeper:
@@ -74,12 +88,13 @@ class LimitsKeeper:
         return f"LimitsKeeper({self.source.name}, {state})"
 
     def begin(self) -> None:
-        """The first reading; `ConfigError` when there is none."""
+        """The first reading; `ConfigError` or `Unavailable` when there is none."""
         reading = self.read()
-        if reading is not None:
-            self.apply(reading)
-        if self.error is not None:
-            raise ConfigError(self.error)
+        if reading is None:
+            return
+        if reading.error is not None:
+            raise reading.error
+        self.apply(reading)
 
     # In a thread
 
@@ -143,14 +158,18 @@ class LimitsKeeper:
             before = None if self._newest is None else self._newest.known
             if before is not None:
                 entries, complaints = _with_last_good(entries, complaints, before[0])
+            # Of a place that we edit, the last good entry may have been removed on purpose.
+            if complaints and not entries and (before is None or not self.source.is_editable):
+                raise NoValidLimits(self.source.name, complaints)
             table = self._ledger.prepare(entries, None if before is None else before[1])
             known = entries, table
             return self._reading(stamp, known, complaints=complaints + doubles)
         except HeadgateError as error:
-            return self._reading(object(), None, error=str(error))
+            return self._reading(object(), None, error=error)
         except Exception as error:  # a source may be anyone's, and must not stop the central
             _logger.exception("%s failed", self.source.name)
-            return self._reading(object(), None, error=f"{self.source.name} failed: {error!r}")
+            fault = ConfigError(f"{self.source.name} failed: {error!r}")
+            return self._reading(object(), None, error=fault)
 
     def _reading(
         self,
@@ -158,7 +177,7 @@ class LimitsKeeper:
         known: Known | None,
         *,
         complaints: Iterable[str] = (),
-        error: str | None = None,
+        error: HeadgateError | None = None,
     ) -> Reading:
         self._read += 1
         before = None if self._newest is None else self._newest.known
@@ -178,7 +197,7 @@ class LimitsKeeper:
         self._applied = reading.number
         self._stamp = reading.stamp
         if reading.known is None:
-            self._fail(reading.error or "nothing was read")
+            self._fail(str(reading.error))
             return False
         if self.error is not None:
             _logger.info("the limits can be read again from %s", self.source.name)
@@ -186,7 +205,7 @@ class LimitsKeeper:
         self.error = None
         self.loaded_at = reading.wall
         if reading.complaints != self.complaints:
-            for complaint in reading.complaints[:_COMPLAINTS_LOGGED]:
+            for complaint in reading.complaints[:_COMPLAINTS_TOLD]:
                 _logger.warning("%s: %s", self.source.name, complaint)
         self.complaints = reading.complaints
         entries, table = reading.known

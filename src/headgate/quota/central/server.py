@@ -10,7 +10,7 @@ import itertools
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,8 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headgate.errors import ConfigError, Unavailable
 from headgate.quota.central import api
+from headgate.quota.central.admission import Handshake
+from headgate.quota.central.connection import Connection, Refusal
 from headgate.quota.central.front_door import FrontDoor, Hall
-from headgate.quota.central.node_socket import NodeSocket
+from headgate.quota.central.node_socket import NodeSocket, Session
 from headgate.quota.central.pulse import Pulse
 from headgate.quota.central.state_file import StateFile
 from headgate.quota.central.switchboard import Switchboard
@@ -52,13 +54,17 @@ class Server:
         self._port = port
         self._sockets: list[socket.socket] = []
         self._main: asyncio.Task[None] | None = None
-        make_socket = functools.partial(
-            NodeSocket,
-            board.open_session,
-            board.receiving,
-            board.refused,
-            board.bounds.frame_bytes,
-        )
+
+        def make_socket(**of_uvicorn: Any) -> NodeSocket:
+            visit = _Visit(board)
+            return NodeSocket(
+                visit.open_session,
+                board.receiving,
+                visit.refused,
+                board.bounds.frame_bytes,
+                **of_uvicorn,
+            )
+
         application = Starlette(
             routes=api.routes(board), exception_handlers=api.exception_handlers()
         )
@@ -116,6 +122,25 @@ class Server:
             await asyncio.sleep(0)
             if turn >= _ROUNDS and (not self._board.is_busy or self._board.now() > until):
                 break
+
+
+class _Visit:
+    """One websocket, for which the board remembers who it is when it is ended."""
+
+    def __init__(self, board: Switchboard) -> None:
+        self._board = board
+        self._connection: Connection | None = None
+
+    def open_session(
+        self, socket: NodeSocket, handshake: Handshake, address: str, port: int
+    ) -> Session | Refusal:
+        session = self._board.open_session(socket, handshake, address, port)
+        if not isinstance(session, Refusal):
+            self._connection = session.connection
+        return session
+
+    def refused(self, refusal: Refusal, address: str) -> None:
+        self._board.refused(refusal, address, self._connection)
 
 
 class _AdminOnly:

@@ -8,6 +8,10 @@ Alone, without an election, a central leads from its start. Its epoch must be hi
 that nodes have seen of it: the wall clock sees to that, and if the clock was wrong in an earlier
 life, a report tells, and it leads again with a higher epoch.
 
+The log has a line for each node that comes, and one when it goes, with the reason. A classic node
+has no name before its first report, and is told of when it is looked after next. At the stop there
+is one line for all of them.
+
 `now` is monotonic, `started` wall time; seconds.
 """
 
@@ -39,6 +43,8 @@ _logger = logging.getLogger("headgate.quota")
 _EPOCHS_AHEAD = 10 * 365 * 86_400
 _PATIENCE_SECONDS = 5.0  # with one who does not read
 _PATIENCE_SLOTS = 5
+_CLOSED = "the other end has closed the connection"
+_LEAVES = "it leaves"
 _REFUSALS_COUNTED = ("denied", "overloaded", "bad frame", "replaced")
 
 
@@ -110,6 +116,7 @@ class Switchboard:
         self._nodes[node] = session
         if before is not None:
             before.close(Refusal.replaced(node))
+        self._tell_come(session.connection)
 
     def leave(self, session: NodeSession, socket: NodeSocket) -> None:
         self.gone(socket)
@@ -118,16 +125,29 @@ class Switchboard:
             del self._nodes[node]
 
     def gone(self, socket: NodeSocket) -> None:
-        self._sockets.pop(socket, None)
+        connection = self._sockets.pop(socket, None)
+        if connection is None or connection.node is None:
+            return
+        if connection.ending != STOPPING.reason:
+            self._tell_come(connection)
+            _logger.info("%s has gone: %s", connection, connection.ending or _CLOSED)
 
-    def refused(self, refusal: Refusal, address: str) -> None:
-        """A connection was ended, by us."""
+    def _tell_come(self, connection: Connection) -> None:
+        if connection.node is not None and not connection.is_told:
+            connection.is_told = True
+            _logger.info("%s has come", connection)
+
+    def refused(self, refusal: Refusal, address: str, connection: Connection | None) -> None:
+        """A connection was ended, by us; None: nobody had been let in yet."""
+        if connection is not None:
+            connection.ending = refusal.reason
         if refusal.kind not in _REFUSALS_COUNTED:
             return
         self.metrics.refused(refusal.kind)
         if refusal.kind == "bad frame":
             self.bad_frame(address)
-        _logger.info("the connection from %s was ended: %s", address, refusal.reason)
+        if connection is None or connection.node is None:
+            _logger.info("the connection from %s was ended: %s", address, refusal.reason)
 
     def bad_frame(self, address: str) -> None:
         self.metrics.bad_frame()
@@ -137,7 +157,8 @@ class Switchboard:
         """Look after all connections, about once a second."""
         now = self.now()
         patience = max(_PATIENCE_SECONDS, _PATIENCE_SLOTS * self.state.ledger.slot_seconds)
-        for socket in list(self._sockets):
+        for socket, connection in list(self._sockets.items()):
+            self._tell_come(connection)
             socket.tend(now, patience)
 
     @property
@@ -147,6 +168,7 @@ class Switchboard:
 
     def stop(self) -> None:
         """Tell everyone that there is nothing more to come."""
+        _logger.info("%d connections end: %s", len(self._sockets), STOPPING.reason)
         for socket in list(self._sockets):
             socket.close(STOPPING)
 
@@ -161,6 +183,8 @@ class Switchboard:
         if isinstance(message, Report) and message.epoch > self.state.epoch:
             self._lead_beyond(now, message)
         self.deliver(self.state.receive(now, message))
+        if isinstance(message, Report) and message.leaving and message.node in self._nodes:
+            self._nodes[message.node].connection.ending = _LEAVES
 
     def is_outlived(self, message: Report | Ask) -> bool:
         """Whether it comes from a life of its node that is over: nothing of it is booked."""

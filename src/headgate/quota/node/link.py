@@ -12,7 +12,8 @@ A cut cable is noticed by pings that are not answered. What the central says at 
 how soon to try again: a refusal that no try will change (denied, replaced by another process of
 the same name, a frame it cannot read) waits the longest, at once; "overloaded" and all else
 doubles. So does whatever fails in here, or in `receive`: a link goes on until it is cancelled.
-Each kind of failure is logged once, until a connection holds.
+Each kind of failure is logged once, until a connection holds. The end of one that was logged is
+a warning too: who sees the one must not wait for the other in vain.
 """
 
 import asyncio
@@ -98,6 +99,7 @@ class Link:
         self._asks: deque[Ask] = deque(maxlen=MOST_ASKS)
         self._has_mail = asyncio.Event()
         self._told: str | None = None  # the failure that was logged last
+        self._is_end_due = False  # and its end was not
 
     def send(self, message: Report | Ask) -> None:
         """Put a message into the outbox."""
@@ -132,6 +134,7 @@ class Link:
                 self._told = None
             if problem != self._told:
                 self._told = problem
+                self._is_end_due = True
                 level = logging.ERROR if is_refused or fault else logging.WARNING
                 log.log(level, "central %s: %s", self.central, problem, exc_info=fault)
             await asyncio.sleep(self._backoff.failed(lasted=lasted, is_refused=is_refused))
@@ -175,12 +178,12 @@ class Link:
                 self.standing.frames_received += 1
                 self.standing.bytes_received += len(frame)
                 message = wire.read(frame)
-                if not is_answered:  # one that denies us ends the connection without an answer
-                    is_answered = True
-                    log.info("central %s: connected", self.central)
                 if isinstance(message, Ack):
                     self.standing.acknowledged = message.sequence
                 self._receive(self.central, message)
+                if not is_answered:  # one that denies us ends the connection without an answer
+                    is_answered = True
+                    self._tell_connected()
         except ProtocolError as error:
             await connection.close(BAD_FRAME, _cut(f"bad frame: {error}"))
             raise
@@ -198,6 +201,11 @@ class Link:
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+
+    def _tell_connected(self) -> None:
+        level = logging.WARNING if self._is_end_due else logging.INFO
+        self._is_end_due = False
+        log.log(level, "central %s: connected", self.central)
 
     async def _send_mail(self, connection: ClientConnection, wire: NodeWire) -> None:
         if self._report is not None:

@@ -135,7 +135,9 @@ class Node:
                 raise RuntimeError(f"node {self.node_id!r} is closed: make a new one")
             if self._reporting is None:
                 options = LinkOptions(self._token, self._slot_seconds, self._tls)
-                self._reporting = Reporting(self._host, self.node_id, self.centrals, options)
+                self._reporting = Reporting(
+                    self._host, self.node_id, self.services, self.centrals, options
+                )
                 atexit.unregister(self.close)  # of the parent that we were forked from
                 atexit.register(self.close)
 

@@ -11,6 +11,8 @@ Rules:
 - The last worker that closes says that the node leaves, so that its promised shares go back to
   the others at once. If that is one that did not report, it connects for it, for a second at most.
 - After a fork nothing of the parent's is used: `abandon` lets go of its descriptors in the child.
+- A service that the leader has no limits for is told in the log, once: its users are all free, and
+  a slip in its name looks the same.
 - Whatever goes wrong in here is logged and tried again; the lock is dropped first.
 """
 
@@ -32,7 +34,7 @@ from headgate.quota.node.link import Link, LinkOptions
 from headgate.quota.node.lock import ReporterLock
 from headgate.quota.node.quota_times import QuotaTimes
 from headgate.quota.node.standing import EndNodeStatus, QuotaStanding, of_memory
-from headgate.quota.protocol import Ack, Quota
+from headgate.quota.protocol import Ack, Quota, ServiceQuota
 from headgate.quota.reporter import Reporter
 
 __all__ = ["Reporting"]
@@ -63,10 +65,16 @@ class Reporting:
     """One thread with an event loop. Made in the process that it runs in."""
 
     def __init__(
-        self, host: Host, node_id: str, centrals: Sequence[str], options: LinkOptions
+        self,
+        host: Host,
+        node_id: str,
+        services: Sequence[str],
+        centrals: Sequence[str],
+        options: LinkOptions,
     ) -> None:
         self._host = host
         self._node_id = node_id
+        self._services = tuple(dict.fromkeys(services))
         self._centrals = tuple(centrals)
         self._options = options
         self._lock = ReporterLock(f"{host.path}.lock")
@@ -74,6 +82,7 @@ class Reporting:
         self._reporter: Reporter | None = None
         self._links: dict[str, Link] = {}
         self._times: QuotaTimes | None = None
+        self._unlimited: frozenset[str] = frozenset()  # of our services, as the leader said last
         self._has_left = False
         self._selector = selectors.EpollSelector()
         self._loop = _Loop(self._selector)
@@ -167,6 +176,8 @@ class Reporting:
             reporter.receive(now, central, message)
             if isinstance(message, Quota):
                 times.receive(now, message)
+                if message.whole and message.epoch == reporter.epoch:
+                    self._look_for_unlimited(message)
 
         links = {
             central: Link(central, self._options, now=host.now, receive=receive)
@@ -192,6 +203,23 @@ class Reporting:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    def _look_for_unlimited(self, quota: Quota) -> None:
+        """Tell of services that have lost their limits, never had any, or have got them."""
+        before = self._unlimited
+        self._unlimited = frozenset(
+            service for service in self._services if not _has_limits(quota.services.get(service))
+        )
+        if self._unlimited == before:
+            return
+        for service in self._services:
+            if service in self._unlimited - before:
+                log.warning(
+                    "the central has no limits for the service %r: all of its users are free",
+                    service,
+                )
+            elif service in before - self._unlimited:
+                log.info("the central has limits for the service %r now", service)
 
     def _until_next(self, now: float) -> float:
         """A nap. Asks are of no use while nobody is there to be asked."""
@@ -237,6 +265,12 @@ class Reporting:
             nodes=known.nodes,
             quota_age=known.quota_age,
             users=known.users,
+            unlimited=tuple(sorted(self._unlimited)),
             unacknowledged=known.unacknowledged,
             centrals=tuple(replace(link.standing) for link in self._links.values()),
         )
+
+
+def _has_limits(part: ServiceQuota | None) -> bool:
+    """Whether somebody of a service may have a limit. A rule of its own may give shares alone."""
+    return part is not None and (bool(part.newcomers) or any(part.users.values()))

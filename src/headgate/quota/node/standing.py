@@ -69,6 +69,7 @@ class EndNodeStatus:
     nodes: int = 0  # that share the limits
     quota_age: int | None = None  # of the newest quota, in slots
     users: dict[str, dict[str, int]] = field(default_factory=dict)  # service, state: how many
+    unlimited: tuple[str, ...] = ()  # services that the leader has no limits for
     unacknowledged: dict[str, int] = field(default_factory=dict)  # lines, by central
     centrals: tuple[CentralStanding, ...] = ()
 
@@ -148,6 +149,12 @@ def prometheus_text(status: EndNodeStatus) -> str:
             for service, states in status.users.items()
             for state, count in states.items()
         ],
+    )
+    family(
+        "service_unlimited",
+        "gauge",
+        "1 for a service that the leader has no limits for",
+        [(me | {"service": service}, 1.0) for service in status.unlimited],
     )
     family(
         "unacknowledged_lines",

@@ -4,6 +4,8 @@ The central is a process of its own, pinned to one core. The nodes are a thousan
 this process: each sends a report of its users in every slot, spread over the first fifth of the
 slot as real nodes do, and notes how long the Ack takes, and for which slots it was sent a quota.
 Times are wall seconds, and have in them what this process needs to read the answers.
+
+    python -m benchmarks.thousand_nodes 600    for ten minutes
 """
 
 import asyncio
@@ -11,6 +13,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -179,3 +182,12 @@ def measure(directory: str, *, nodes: int = 1000, users: int = 100, slots: int =
 def _children_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        told = measure(folder, slots=int(sys.argv[1]))
+    parts = ", ".join(f"p{100 * part:.0f} {told.part(part) * 1e3:.0f} ms" for part in (0.5, 0.99))
+    most = told.seconds[-1] * 1e3
+    print(f"{len(told.seconds):,} answers: {parts}, at most {most:.0f} ms;")
+    print(f"quotas missed: {told.missed}; the central's core is busy for {told.busy:.0%}")

@@ -25,10 +25,10 @@ that small limits go round between the nodes.
 A node that has missed two reports gets nothing more; what was promised to it stays promised until
 it reports, or is forgotten. If it was we who were away, nodes that we do not hear are taken to live on
 their safe shares until they had the time to come back; and as long as a book that began with nothing
-may not have heard of all nodes, nobody gets much more than he lived on. When a late report comes, its consumption is set against the refill
-of its own time, also where that has spilled over a bucket that looked full meanwhile.
-Cells without traffic for a minute, and full buckets without cells, are forgotten, a bounded
-number in each assignment. Slots are whole numbers, amounts are floats in the resource's unit.
+may not have heard of all nodes, nobody gets much more than he lived on. When a late report comes, its
+consumption is set against the refill of its own time, also where that has spilled over a bucket that
+looked full meanwhile. Cells without traffic for a minute, and full buckets without cells, are forgotten,
+a bounded number in each assignment. Slots are whole numbers, amounts are floats in the resource's unit.
 """
 
 from collections import deque

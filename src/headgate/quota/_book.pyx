@@ -83,7 +83,10 @@ cdef extern from *:
     #define FORGET_AT_ONCE 10000
     /* Lines whose cells are fetched before they are booked. */
     #define LINES_AHEAD 12
+    /* A bucket that holds no more than so many slots' refill has little for who asks next. */
+    #define SCARCE_SLOTS 2
     """
+    const int SCARCE_SLOTS
     const int GONE_SLOTS, TIDY_SLOTS, FORGET_AT_ONCE, LINES_AHEAD
     const Py_ssize_t HISTORY_NUMBERS, GIVEN_NUMBERS
 
@@ -922,7 +925,7 @@ cdef class Book:
         cdef Out *out
         cdef long long last, target, told = slot + 1
         cdef double available, amount, most
-        cdef bint again, is_new
+        cdef bint again, is_scarce
         result = []
         if self.assigned > slot or (self.phase == ASSIGNING and self.begun > slot):
             return result  # the clock has gone back a little: it will catch up
@@ -940,7 +943,8 @@ cdef class Book:
             cell.asked = day
             cell.demand = INFINITY
             refill(bucket, slot)
-            is_new = not is_reported(bucket)
+            # One who is new, and of whom little can be saved.
+            is_scarce = bucket.capacity <= SCARCE_SLOTS * bucket.rate and not is_reported(bucket)
             most = INFINITY
             if slot < self.nodes.awaited_until and self._grown(bucket, 0.0, slot) < INFINITY:
                 most = bucket.rate / self.nodes.guess(slot)  # the rest may be somebody's who is to come
@@ -956,7 +960,7 @@ cdef class Book:
                         - self._outstanding(bucket, last + 1)
                     )
                     amount = part_for_asker(
-                        min(available, most), bucket.rate, cost_of_request(bucket), self.nodes.guess(slot), is_new
+                        min(available, most), bucket.rate, cost_of_request(bucket), self.nodes.guess(slot), is_scarce
                     )
                     cell.promised[target & 3] += <float> amount
                 result.append((target, resource, cell.promised[target & 3], cell.safe))

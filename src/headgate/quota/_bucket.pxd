@@ -133,21 +133,20 @@ cdef inline bint is_reported(Bucket *bucket) noexcept nogil:
 
 
 cdef inline double part_for_asker(
-    double available, double rate, double request, int nodes, bint is_new
+    double available, double rate, double request, int nodes, bint is_scarce
 ) noexcept nogil:
     """What a node that asks gets of what is free: up to a slot's refill, or half of more.
 
-    A user who is new may be about to come to all `nodes`: then half, and an even part is left for each.
+    Where that would be all there is, and the user may be about to come to all `nodes`, it is half, or
+    an even part.
     """
-    cdef double amount, even = rate / nodes, others = even * (nodes - 1)
+    cdef double amount
     if available <= 0.0:
         return 0.0
-    if not is_new:
-        amount = min(available, max(rate, 0.5 * available))
-    elif available > rate + others:
-        amount = 0.5 * (available - others)
+    if is_scarce:
+        amount = min(available, max(rate / nodes, 0.5 * available))
     else:
-        amount = min(available, max(even, 0.5 * available))
+        amount = min(available, max(rate, 0.5 * available))
     if amount < request:
         return request if available >= request * (1.0 - SLACK) else 0.0
     if amount < WHOLE_REQUESTS * request:

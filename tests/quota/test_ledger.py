@@ -88,7 +88,7 @@ def test_idle_nodes_have_a_little_to_begin_with() -> None:
         fleet.step(demand)
     idle = [fleet.quota[name, fleet.slot] for name in fleet.names[5:]]
     assert 0.01 * 1000 <= sum(idle) <= 0.12 * 1000
-    assert max(idle) - min(idle) <= 2.0  # fractions are carried, one way or the other
+    assert max(idle) - min(idle) <= 1.0
 
 
 @pytest.mark.parametrize(("nodes", "slots"), [(20, 400), (7, 210)])
@@ -133,7 +133,7 @@ def test_a_silent_node_loses_its_share_after_two_reports() -> None:
     fleet.run(20, 3000.0)
     demand = dict.fromkeys(fleet.names, 300.0)
     admitted = [sum(fleet.step(demand, silent=("node-9",)).values()) for _ in range(8)]
-    assert admitted[:2] == pytest.approx([900.0, 900.0], abs=1.0)  # fractions are carried
+    assert admitted[:2] == [900.0, 900.0]
     assert all(slot >= 990.0 for slot in admitted[2:])
 
 

@@ -87,7 +87,7 @@ USERS = (
         limit=50.0,
         burst_seconds=10.0,
         rate=_bursts,
-        goals=Goals(over_second=0.05, over_run=None, under=0.15),
+        goals=Goals(over_second=0.05, over_run=None, under=0.1),
         saves=True,
     ),
     User(

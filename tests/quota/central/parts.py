@@ -1,13 +1,11 @@
 """What the tests of the server share: a central to talk to, and nodes written by hand."""
 
-import gc
 import json
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +26,6 @@ __all__ = [
     "raw_websocket",
     "running",
     "text_frame",
-    "waited",
 ]
 
 LIMITS = [Entry("front", "*", rates={"requests": 100.0}, burst_seconds=1.0)]
@@ -49,28 +46,6 @@ def eventually(what: Callable[[], object], seconds: float = 10.0) -> None:
     while not what():
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.005)
-
-
-def waited(central: Central, what: Callable[[], object]) -> float:
-    """For how long the central lets us wait: no longer than its own thread was at work meanwhile.
-
-    A machine that has other things to do makes everyone wait; that is not the central's doing. Nor
-    is it that the heap of all tests is looked through for garbage: the command has one of its own.
-    """
-    assert central._thread is not None
-    thread = central._thread._thread.native_id
-    path = Path(f"/proc/self/task/{thread}/schedstat")
-
-    def worked() -> float:
-        return int(path.read_text().split()[0]) / 1e9
-
-    gc.disable()
-    try:
-        begun, before = time.perf_counter(), worked()
-        what()
-        return min(time.perf_counter() - begun, worked() - before)
-    finally:
-        gc.enable()
 
 
 class PlainNode:

@@ -361,6 +361,7 @@ HUGE: list[tuple[str, Callable[[], bytes], str, int]] = [
     ("4 MB of empty lists", lambda: frame(b"[" + b"[]," * 1_300_000 + b"[]]", 1), "", 60),
     ("a length of 2**62", lambda: struct.pack("!BBQ", 0x82, 0xFF, 1 << 62) + HAND, "", 60),
     ("many pings", lambda: frame(b"", 9) * 5_000, "", 60),
+    ("many answers to no ping", lambda: frame(b"", 10) * 20_000, "", 60),
     ("many empty frames", lambda: frame(b"", 1) * 5_000, "", 60),
 ]
 
@@ -394,6 +395,18 @@ def test_huge_frames_hold_nobody_up_and_leave_little_in_memory(
     assert waits[-1] < ALLOWED_SECONDS, waits
     assert target.memory() - before < megabytes << 20
     assert is_well(target)
+
+
+def test_who_does_not_read_holds_nobody_up(target: Target) -> None:
+    """More is asked for than the kernel takes on its way."""
+    target.throw(classic(20_000))
+
+    def ask() -> None:
+        with target.open() as deaf:
+            deaf.sendall(looked("distribution") * 50)
+            time.sleep(1.0)  # he has to be there for a while
+
+    assert longest_wait(target, ask) < ALLOWED_SECONDS
 
 
 def test_who_looks_at_usage_holds_nobody_up(target: Target) -> None:

@@ -11,7 +11,7 @@ import os
 import pytest
 
 from headgate.sim.runs import run
-from headgate.sim.scenario import Scenario, load
+from headgate.sim.scenario import Scenario, load, read
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
@@ -141,3 +141,23 @@ def test_mishaps_by_chance_lose_nothing_and_break_no_invariant() -> None:
         assert measures.unrecorded == 0.0, seed
         assert measures.under is not None
         assert measures.under <= 0.1, seed
+
+
+@pytest.mark.parametrize("nodes", [3, 10])
+@pytest.mark.parametrize("begins", [40.0, 40.5])
+def test_what_was_saved_is_given_out_over_some_slots(nodes: int, begins: float) -> None:
+    text = f"""
+        title = "a burst"
+        about = "of all that ten seconds have saved"
+        seconds = 60
+        nodes = {nodes}
+        centrals = 1
+        limit = [{{ user = "ann", requests = 1000, burst_seconds = 10 }}]
+        [[traffic]]
+        user = "ann"
+        rate = [[0, 200], [5, 0], [{begins}, 20000], [48, 0]]
+        arrival = "even"
+    """
+    (cell,) = run(read(text)).cells
+    slots = [sum(cell.admitted[10 * slot : 10 * slot + 10]) for slot in range(40, 44)]
+    assert slots == pytest.approx([4000, 4000, 2500, 1750], rel=0.002)

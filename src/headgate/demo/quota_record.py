@@ -13,8 +13,8 @@ What is measured, over the seconds that are judged:
                   before, and only then.
     over_run      admitted over the limit times the seconds, minus 1
     under         1 minus admitted over what a bucket would have let through that began empty
-                  and gives out, in a second, the limit and half of what was saved before: the
-                  other half is kept for nodes that ask, and for the second after
+                  and gives out, in a second, the limit and a third of what was saved before: the
+                  rest is promised to the seconds beside it, or kept for nodes that ask
 
 Not judged: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
 takes two or three slots to be in force and as many to be even; seconds without a limit, or of
@@ -115,7 +115,7 @@ def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
         level = min(max(left, 0.0), burst)
         admitted += second.admitted
         allowed += limit
-        passes = min(second.asked, limit + least / 2)
+        passes = min(second.asked, limit + least / 3)
         least = min(least + limit - passes, burst)
         covered += passes
     if burst_seconds is None:

@@ -29,8 +29,8 @@ class Goals:
     """The most that is allowed of what `quota_record` measures.
 
     5 % and 2 % are the figures for real time. For two users 2 % from below would not be true,
-    though nothing is lost to them for good: what was promised to a node at which a burst does not
-    come, or which the hopper has left, is back in the bucket two slots later.
+    though nothing is lost to them for good: what was promised to a second in which the burst is
+    over, or to a node which the hopper has left, is back in the bucket two slots later.
     """
 
     over_second: float | None
@@ -87,7 +87,7 @@ USERS = (
         limit=50.0,
         burst_seconds=10.0,
         rate=_bursts,
-        goals=Goals(over_second=0.05, over_run=None, under=0.1),
+        goals=Goals(over_second=0.05, over_run=None, under=0.05),
         saves=True,
     ),
     User(

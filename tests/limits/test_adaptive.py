@@ -44,6 +44,7 @@ class Server:
         return len(recent) / seconds, mean(recent)
 
 
+@pytest.mark.no_cover  # a minute of a server's time, call by call
 @pytest.mark.parametrize("workers", [4, 10, 50])
 @pytest.mark.parametrize("initial", [1, 20, 500])
 def test_it_finds_the_limit_of_a_server(workers: int, initial: int) -> None:
@@ -56,7 +57,7 @@ def test_it_finds_the_limit_of_a_server(workers: int, initial: int) -> None:
     assert workers <= gradient.limit <= 3 * workers
 
 
-@pytest.mark.no_cover  # a minute of a server's time, call by call
+@pytest.mark.no_cover
 def test_it_does_not_creep_up_under_lasting_overload() -> None:
     server = Server(10, service=0.010)
     gradient = Gradient(20, least=1, most=1000)
@@ -66,6 +67,7 @@ def test_it_does_not_creep_up_under_lasting_overload() -> None:
     assert server.measure(20)[1] <= early * 1.2
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("before", "after"), [(10, 40), (40, 10)])
 def test_it_follows_a_server_that_grows_or_shrinks(before: int, after: int) -> None:
     server = Server(before, service=0.010)

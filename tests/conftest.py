@@ -21,7 +21,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Properties are not measured: a hundred examples take twice the time, and say what one says."""
+    """Properties are not measured: a hundred examples take twice as long, and show the same."""
     for item in items:
         if item.get_closest_marker("hypothesis"):
             item.add_marker("no_cover")

@@ -156,7 +156,7 @@ def test_a_name_that_does_not_resolve_in_time_costs_no_more_than_the_time_out(
     with pool_of("redis://redis.invalid", 0.05) as pool:
         start = time.monotonic()
         for _ in range(3):
-            with pytest.raises(Unavailable, match="'redis.invalid' was not found within 50 ms"):
+            with pytest.raises(Unavailable, match=r"'redis.invalid' was not found within \d+ ms"):
                 pool.call("PING")
         assert time.monotonic() - start < 3 * (0.05 + NOISE)
         assert asked == ["redis.invalid"]  # one question, for all three

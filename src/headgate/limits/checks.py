@@ -2,7 +2,7 @@
 
 import math
 
-__all__ = ["positive", "real", "timeout_seconds", "whole"]
+__all__ = ["positive", "real", "text", "timeout_seconds", "utf8", "whole"]
 
 
 def positive(name: str, value: float) -> float:
@@ -32,6 +32,23 @@ def whole(name: str, value: int, least: int) -> int:
     if not least <= value <= 2**53:
         raise ValueError(f"{name} must be from {least} to 2^53, got {value!r}")
     return value
+
+
+def text(name: str, value: str) -> str:
+    """Return `value`; it must be a str with something in it."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, got {value!r}")
+    if not value:
+        raise ValueError(f"{name} must not be empty, got {value!r}")
+    return value
+
+
+def utf8(name: str, value: str) -> bytes:
+    """Return the bytes of a text. Half of a surrogate pair has none: no frame could carry it."""
+    try:
+        return text(name, value).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be text that has UTF-8, got {value!r}") from None
 
 
 def timeout_seconds(timeout: float | None) -> float:

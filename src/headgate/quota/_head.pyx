@@ -26,6 +26,7 @@ from headgate.limits.shared._atomic cimport add, after_reads, before_writes, loa
 from headgate.quota._user cimport MOST_CELLS, STARTS
 
 from headgate.errors import ConfigError
+from headgate.limits.checks import utf8
 from headgate.limits.shared.file import MAGIC, SharedFile, is_foreign
 
 __all__ = ["Head"]
@@ -156,14 +157,7 @@ cdef class Head:
 
     cdef int _add(self, name, str what, char *names, uint64_t *count, int most, int longest) except -1:
         cdef uint64_t i
-        if not isinstance(name, str):
-            raise TypeError(f"{what} must be a str, got {name!r}")
-        if not name:
-            raise ValueError(f"{what} must not be empty, got {name!r}")
-        try:
-            encoded = name.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"{what} must be text that has UTF-8, got {name!r}") from None
+        encoded = utf8(what, name)
         if len(encoded) > longest:
             raise ValueError(f"{what} must have at most {longest} bytes, got {name!r}")
         descriptor = self.file.another()

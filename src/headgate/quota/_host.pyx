@@ -36,7 +36,7 @@ from headgate.quota._user cimport (
 
 from headgate.clock import SystemClock
 from headgate.errors import TableFull
-from headgate.limits.checks import positive, whole
+from headgate.limits.checks import positive, text, whole
 from headgate.limits.shared.file import path_of, remove
 from headgate.quota._names import name_of_memory
 from headgate.quota.fraction import fraction
@@ -76,13 +76,9 @@ cdef class Host:
         max_users=100_000,
         clock=None,
     ):
-        if not isinstance(node_id, str):
-            raise TypeError(f"node_id must be a str, got {node_id!r}")
-        if not node_id:
-            raise ValueError(f"node_id must not be empty, got {node_id!r}")
         if isinstance(services, str):
             raise TypeError(f"services must be a list of names, got {services!r}")
-        self.node_id = node_id
+        self.node_id = text("node_id", node_id)
         self.slot_seconds = positive("slot_seconds", slot_seconds)
         self.lease = whole("lease", lease, 0)
         self.max_users = whole("max_users", max_users, 1)

@@ -13,6 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 from headgate.limits.shared._chains cimport BYTES
 
+from headgate.limits.checks import utf8
 from headgate.quota.fraction import fraction
 
 __all__ = ["name_of_memory"]
@@ -20,15 +21,7 @@ __all__ = ["name_of_memory"]
 
 cdef object encoded_key(object user, Key *key):
     """`key_of_user`, of names that are not short and plain."""
-    if not isinstance(user, str):
-        raise TypeError(f"user must be a str, got {user!r}")
-    if not user:
-        raise ValueError(f"user must not be empty, got {user!r}")
-    try:
-        kept = user.encode()
-    except UnicodeEncodeError:
-        # No frame could carry it, and the reports of all others would wait behind it.
-        raise ValueError(f"user must be text that has UTF-8, got {user!r}") from None
+    kept = utf8("user", user)
     if len(kept) > LONGEST_USER:
         digest = hashlib.md5(kept, usedforsecurity=False).hexdigest()
         start = kept[: LONGEST_USER - 33].decode("utf-8", "ignore")

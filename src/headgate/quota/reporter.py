@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from headgate.errors import ProtocolError
+from headgate.limits.checks import text
 from headgate.quota._host import Host
 from headgate.quota._report_book import Account, ReportBook
 from headgate.quota._shares import forget, put_settled, put_shares
@@ -70,7 +71,7 @@ class Reporter:
     def __init__(self, host: Host, centrals: Sequence[str], *, boot: int | None = None) -> None:
         self._host = host
         self._head = host.head
-        self._centrals = tuple(_central(name) for name in centrals)
+        self._centrals = tuple(text("a central", name) for name in centrals)
         if not self._centrals or len(set(self._centrals)) < len(self._centrals):
             raise ValueError(f"centrals must be one or more different names, got {centrals!r}")
         self.boot: int = self._head.boot if boot is None else boot
@@ -383,14 +384,6 @@ class Reporter:
             f"epoch={self._epoch}, leader={self._leader!r}, quota_age={self._hands.age}, "
             f"users={len(self._host)})"
         )
-
-
-def _central(name: str) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"a central must be a str, got {name!r}")
-    if not name:
-        raise ValueError(f"a central must not be empty, got {name!r}")
-    return name
 
 
 def _stamp(version: int | None) -> int:

@@ -17,19 +17,17 @@ from headgate.quota.protocol import Ack, Ask, Line, Quota, Report
 from headgate.quota.wire import NodeWire
 
 __all__ = [
-    "HAND",
     "LIMITS",
     "PlainNode",
     "V1Node",
     "closed_with",
     "eventually",
+    "frame",
     "raw_websocket",
     "running",
-    "text_frame",
 ]
 
 LIMITS = [Entry("front", "*", rates={"requests": 100.0}, burst_seconds=1.0)]
-HAND = b"hand"  # a mask
 
 
 @contextmanager
@@ -155,14 +153,14 @@ def raw_websocket(central: Central, source: str = "127.0.0.1", path: str = "/") 
     return raw
 
 
-def text_frame(text: bytes, *, opcode: int = 1, fin: bool = True) -> bytes:
-    """A frame of a client, masked, with its length in whatever form it needs."""
-    masked = bytes(byte ^ HAND[i % 4] for i, byte in enumerate(text))
+def frame(payload: bytes, opcode: int = 1, *, fin: bool = True) -> bytes:
+    """A frame of a client, text by default; masked with zeros, so that large ones need no work."""
     first = (0x80 if fin else 0) | opcode
-    if len(text) < 126:
-        head = struct.pack("!BB", first, 0x80 | len(text))
-    elif len(text) < 65_536:
-        head = struct.pack("!BBH", first, 0x80 | 126, len(text))
+    size = len(payload)
+    if size < 126:
+        head = struct.pack("!BB", first, 0x80 | size)
+    elif size < 65_536:
+        head = struct.pack("!BBH", first, 0x80 | 126, size)
     else:
-        head = struct.pack("!BBQ", first, 0x80 | 127, len(text))
-    return head + HAND + masked
+        head = struct.pack("!BBQ", first, 0x80 | 127, size)
+    return head + bytes(4) + payload

@@ -22,9 +22,9 @@ from tests.quota.central.parts import (
     V1Node,
     closed_with,
     eventually,
+    frame,
     raw_websocket,
     running,
-    text_frame,
 )
 
 
@@ -42,7 +42,7 @@ def test_a_frame_that_is_too_big_ends_its_connection() -> None:
 def test_a_frame_is_too_big_as_soon_as_its_length_is_told() -> None:
     """Not when gigabytes of it have come."""
     with running() as central, raw_websocket(central) as raw:
-        raw.sendall(struct.pack("!BBQ", 0x82, 0x80 | 127, 1 << 40) + b"hand")
+        raw.sendall(struct.pack("!BBQ", 0x82, 0x80 | 127, 1 << 40) + bytes(4))
         got = raw.recv(200)
         assert got[0] == 0x88
         assert struct.unpack("!H", got[2:4]) == (1009,)
@@ -109,9 +109,9 @@ def test_one_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> No
         users = {f"user_{n:0150}": {"requests": 1} for n in range(2000)}
         slot = int(time.time() / 0.1)
         report = {"node_id": "d", "slot_number": slot, "consumption": {"front": users}}
-        deaf.sendall(text_frame(json.dumps(report).encode()))
+        deaf.sendall(frame(json.dumps(report).encode()))
         for _ in range(30):  # each is answered with half a megabyte
-            deaf.sendall(text_frame(b'{"monitor": "distribution"}'))
+            deaf.sendall(frame(b'{"monitor": "distribution"}'))
         eventually(lambda: len(central.board.connections()) == 1)
         assert other.report(slot)
         text = central.board.metrics.render(central.board).decode()
@@ -132,10 +132,10 @@ def test_silence_is_met_with_a_ping_and_then_with_the_end(monkeypatch: pytest.Mo
 
 def test_fragments_without_end_are_ended() -> None:
     with running() as central, raw_websocket(central) as raw:
-        raw.sendall(text_frame(b"a", fin=False))
+        raw.sendall(frame(b"a", fin=False))
         try:
             for _ in range(50):
-                raw.sendall(text_frame(b"", opcode=0, fin=False) * 100)
+                raw.sendall(frame(b"", 0, fin=False) * 100)
         except OSError:
             pass
         got = raw.recv(200)
@@ -146,7 +146,7 @@ def test_what_is_coming_in_is_bounded_over_all_connections() -> None:
     with running() as central, PlainNode(central) as node:
         assert central.board is not None
         central.board.receiving.most = 150_000
-        begun = text_frame(b"x" * 100_000)[:90_000]
+        begun = frame(b"x" * 100_000)[:90_000]
         with raw_websocket(central) as first, raw_websocket(central) as second:
             first.sendall(begun)
             eventually(lambda: central.board.receiving.bytes > 50_000)

@@ -12,8 +12,14 @@ import pytest
 
 from headgate.quota import Central, Entry
 from headgate.quota.central.node_socket import NodeSocket
-from tests.quota.central.parts import PlainNode, closed_with, eventually, raw_websocket, running
-from tests.quota.central.parts import text_frame as frame
+from tests.quota.central.parts import (
+    PlainNode,
+    closed_with,
+    eventually,
+    frame,
+    raw_websocket,
+    running,
+)
 
 
 @pytest.fixture(scope="module")

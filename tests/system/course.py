@@ -19,6 +19,7 @@ class Course:
     user: str
     admitted: list[int]
     refused: list[int]
+    held: list[list[float]]  # of each worker: seconds for which the machine held it up, by bin
 
     def total(self, begin: float = 0.0, end: float = math.inf) -> int:
         """Admitted from one second of the story to another."""
@@ -38,6 +39,20 @@ class Course:
     def over(self, window: float, limit: float, begin: float, end: float) -> float:
         return (self.most(window, begin, end) - limit * window) / (limit * window)
 
+    def over_in_time(self, window: float, limit: float, begin: float, end: float) -> float:
+        """`over`, but for what the machine made late.
+
+        What a share lets through in the course of a slot is let through later when all processes
+        are held up for a while, so there is as much more in a window that begins with it.
+        """
+        width = _bin(window)
+        return max(
+            sum(self.admitted[first : first + width]) / (limit * window)
+            - max(sum(held[first - PER_SECOND : first + width]) for held in self.held) / window
+            - 1.0
+            for first in range(_bin(begin), _bin(end) - width + 1)
+        )
+
     def under(self, limit: float, begin: float, end: float) -> float:
         wanted = min(self.demand(begin, end), limit * (end - begin))
         return (wanted - self.total(begin, end)) / wanted
@@ -53,7 +68,12 @@ class Course:
             sum(self.refused[second * PER_SECOND : (second + 1) * PER_SECOND])
             for second in range(len(self.seconds()))
         ]
-        return f"{self.user}: admitted per second {self.seconds()}, refused {refused}"
+        longest = [max(bins) for bins in zip(*self.held, strict=True)]
+        held = {round(i * BIN_SECONDS, 2): held for i, held in enumerate(longest) if held}
+        return (
+            f"{self.user}: admitted per second {self.seconds()}, refused {refused}, "
+            f"held up for so many seconds until {held}"
+        )
 
 
 def _bin(seconds: float) -> int:

@@ -394,7 +394,7 @@ class Fleet:
             ]
             for kind in (True, False)
         )
-        return Course(user, admitted, refused)
+        return Course(user, admitted, refused, [tally.held() for tally in tallies])
 
 
 def _of_one_worker(traffic: Traffic, workers: int) -> dict:

@@ -8,7 +8,8 @@ a burst.
 Tolerances:
 - Without faults shares are paced, with a lead of a tenth and one request on each node. That is one
   request for each node in a window that does not begin with a slot: 2 % here. The rest, up to the
-  goal of 5 %, is for a machine on which other things run too.
+  goal of 5 %, is for a machine on which other things run too. If that holds a worker up for more
+  than 30 ms, which the workers note when they sleep, what passes later by it does not count.
 - A node that has lost its central, or was met again, is not paced: it may take its share in the
   first moments of a slot. So in a window of a second that follows such a change there may be two
   slots' shares, and no more. It is no longer seen in a window of ten seconds.
@@ -110,7 +111,7 @@ def test_three_times_the_limit_on_four_nodes_is_held_to_the_limit(
 ) -> None:
     greedy = calm["four"].courses["greedy"]
     assert greedy.demand(WARM, CALM_SECONDS) >= 2.9 * GREEDY * (CALM_SECONDS - WARM), greedy
-    assert greedy.over(1, GREEDY, WARM, CALM_SECONDS) <= 0.05, greedy
+    assert greedy.over_in_time(1, GREEDY, WARM, CALM_SECONDS) <= 0.05, greedy
     assert greedy.under(GREEDY, WARM, CALM_SECONDS) <= 0.02, greedy
 
 
@@ -135,7 +136,7 @@ def test_limits_that_are_changed_under_load_hold_within_three_slots(
         holds = max(WARM, begin + 2.0)
         assert changing.total(holds, holds + 2) <= 1.05 * 2 * limit, (limit, changing)
         settled = max(WARM, begin + 4.0)
-        assert changing.over(1, limit, settled, end) <= 0.05, (limit, changing)
+        assert changing.over_in_time(1, limit, settled, end) <= 0.05, (limit, changing)
         assert changing.under(limit, settled, end) <= 0.02, (limit, changing)
 
 

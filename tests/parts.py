@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 import redis
 
-__all__ = ["RedisServer", "find_redis_server"]
+__all__ = ["RedisServer", "default_signals", "find_redis_server"]
+
+
+def default_signals() -> None:
+    """As `preexec_fn`, for a child that a test sends signals to.
+
+    A run in the background of a shell, or under nohup, ignores them, and so would the child.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def find_redis_server() -> str:

@@ -51,6 +51,11 @@ class Output:
                 raise AssertionError(f"no line with {text!r}: {why}; written: {self._lines}")
             return line
 
+    def lines(self) -> list[str]:
+        """What it has written so far."""
+        with self._changed:
+            return list(self._lines)
+
     def text(self, seconds: float = PATIENCE) -> str:
         """All of it, once the process has closed its end."""
         self._thread.join(seconds)

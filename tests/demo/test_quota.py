@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -14,8 +15,8 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,25 +27,19 @@ from rich.console import Console
 from headgate.cli import main
 from headgate.demo import quota_command
 from headgate.demo.bars import BLOCKS
-from headgate.demo.quota_record import WARM_UP, Record, Second, judge
+from headgate.demo.quota_record import LONG_PAUSE, WARM_UP, Record, Second, judge
 from headgate.demo.quota_users import NODES, SERVICE, USERS, WORKERS, User
 from headgate.demo.tally import RING, Standing, Tally
 from headgate.demo.worker import Caller
 from headgate.quota import Node
 from headgate.sim.runs import run
 from headgate.sim.scenario import read
+from tests.parts import default_signals
+from tests.waits import PATIENCE, Output, wait_for
 
 STEADY, GREEDY, BURSTY, HOPPER = USERS
 DEMO = [sys.executable, "-m", "headgate", "demo"]
 PLACES = [Path("/dev/shm"), Path("/tmp")]
-
-
-def wait_for(happens: Callable[[], Any], seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (happened := happens()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-    return happened
 
 
 def folders_of(demo: int) -> list[Path]:
@@ -84,7 +79,7 @@ def frames_in(terminal: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def seen() -> Seen:
-    """16 seconds; after 6 of them a command from the screen gives greedy 400 instead of 200."""
+    """20 seconds; after 6 of them a command from the screen gives greedy 400 instead of 200."""
     terminal, printed = io.StringIO(), io.StringIO()
     console = Console(
         file=terminal, force_terminal=True, width=80, height=24, _environ={"TERM": "xterm"}
@@ -92,19 +87,24 @@ def seen() -> Seen:
     pasted: list[str] = []
 
     def paste() -> None:
-        wait_for(lambda: "6 of 16 s" in terminal.getvalue())
+        wait_for(
+            lambda: re.search(r"\b([6-9]|1\d) of 20 s", terminal.getvalue()),
+            seen=lambda: frames_in(terminal.getvalue())[-1:],
+        )
         screen = frames_in(terminal.getvalue())[-1]
         for command in (r"PATH=[\s\S]* limits set .*", r"kill -9 .*# the other worker.*"):
             found = re.search(command, screen)
             assert found is not None
             pasted.append(found[0])
-            subprocess.run(found[0], shell=True, check=True, capture_output=True, cwd="/")
+            subprocess.run(
+                found[0], shell=True, check=True, capture_output=True, cwd="/", timeout=PATIENCE
+            )
 
-    person = threading.Thread(target=paste)
+    person = threading.Thread(target=paste, daemon=True)
     person.start()
     with contextlib.redirect_stdout(printed):
-        code = quota_command.run(16.0, as_json=True, console=console, bars=BLOCKS)
-    person.join()
+        code = quota_command.run(20.0, as_json=True, console=console, bars=BLOCKS)
+    person.join(PATIENCE)
     return Seen(code, json.loads(printed.getvalue()), frames_in(terminal.getvalue()), pasted)
 
 
@@ -117,22 +117,29 @@ def test_every_user_is_held_to_his_limit(seen: Seen) -> None:
 
 def test_the_report_adds_up(seen: Seen) -> None:
     assert seen.told["demo"] == "quota"
-    assert seen.told["seconds"] == 16
+    assert seen.told["seconds"] == 20
     assert seen.told["ended_by"] is None
     assert seen.told["central"]["role"] == "active"
     assert not seen.told["central"]["url"].startswith("http://127.0.0.1:")  # where others come up
-    assert [node["state"] for node in seen.told["nodes"]] == ["fresh"] * NODES
+    # "reused" for a moment if the central was held up just now; without one it would be "safe".
+    assert {node["state"] for node in seen.told["nodes"]} <= {"fresh", "reused"}
     for user in seen.told["users"]:
         assert user["asked"] == user["admitted"] + user["refused"]
         assert user["asked"] == sum(user["per_second"]["asked"])
-        assert len(user["per_second"]["limit"]) == 16
+        assert {len(series) for series in user["per_second"].values()} == {20}
 
 
 def test_the_traffic_is_as_it_is_told(seen: Seen) -> None:
-    first = {user["user"]: sum(user["per_second"]["asked"][:6]) for user in seen.told["users"]}
-    # A worker that the machine holds up for long makes fewer calls.
+    # One more for each worker, whose calls begin at different moments.
     expected = {"steady": 480, "greedy": 3600, "bursty": 450, "hopper": 3000}
-    assert first == pytest.approx(expected, rel=0.1)
+    highest = {"steady": 80, "greedy": 600, "bursty": 300, "hopper": 500}
+    for user in seen.told["users"]:
+        asked = sum(user["per_second"]["asked"][:6])
+        name = user["user"]
+        assert asked <= expected[name] + NODES * WORKERS, user
+        # A worker that the machine holds up for long makes fewer calls.
+        lost = highest[name] * sum(user["per_second"]["pause"][:7])
+        assert asked >= 0.98 * expected[name] - NODES * WORKERS - lost, user
 
 
 def test_a_command_pasted_from_the_screen_changes_the_limit(seen: Seen) -> None:
@@ -140,13 +147,14 @@ def test_a_command_pasted_from_the_screen_changes_the_limit(seen: Seen) -> None:
     per_second = seen.user(GREEDY)["per_second"]
     assert per_second["limit"][WARM_UP] == 200.0
     assert per_second["limit"][-1] == 400.0
-    assert per_second["admitted"][WARM_UP] < 300 < per_second["admitted"][-1]
+    # More than 200 a second and a burst of one second could ever let through.
+    assert sum(per_second["admitted"][-5:]) > 6 * 200, per_second
     assert re.search(r"greedy +400/s", seen.frames[-1])
 
 
 def test_a_worker_that_is_killed_is_replaced_and_another_reports(seen: Seen) -> None:
     victim = seen.pasted[1].split()[2]
-    assert f"{victim} (reports)" in seen.frames[0] or f"{victim} (reports)" in seen.frames[30]
+    assert any(f"{victim} (reports)" in frame for frame in seen.frames)
     assert victim not in seen.frames[-1]
     assert [node["restarts"] for node in seen.told["nodes"]] == [1, 0, 0]
     assert re.search(r"node-1 .*1 to be started again", "".join(seen.frames))
@@ -181,36 +189,57 @@ def test_nothing_is_left_behind(seen: Seen) -> None:
 # How it ends
 
 
+@dataclass
+class Running:
+    process: subprocess.Popen[str]
+    out: Output
+    err: Output
+
+
 @contextlib.contextmanager
-def running(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    demo = subprocess.Popen([*DEMO, *arguments], text=True, **options)
+def running(*arguments: str, **environment: str) -> Iterator[Running]:
+    demo = subprocess.Popen(
+        [*DEMO, *arguments],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | environment,
+        preexec_fn=default_signals,
+    )
     try:
-        yield demo
+        assert demo.stdout is not None
+        assert demo.stderr is not None
+        yield Running(demo, Output(demo.stdout), Output(demo.stderr))
     finally:
         demo.kill()
-        demo.communicate()
+        demo.wait(PATIENCE)
 
 
 def test_ctrl_c_in_the_middle_ends_all_of_it_and_tells_what_was_seen() -> None:
-    with running("--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as demo:
-        assert demo.stderr is not None
-        assert "the central is at http://127." in demo.stderr.readline()
-        assert len(processes_of(demo.pid)) == 1 + NODES * WORKERS
-        demo.send_signal(signal.SIGINT)
-        out, _ = demo.communicate(timeout=30)
-        assert demo.returncode == 128 + signal.SIGINT
-        assert json.loads(out)["ended_by"] == "SIGINT"
-        assert not json.loads(out)["held"]
-        assert folders_of(demo.pid) == processes_of(demo.pid) == []
+    with running("--json") as demo:
+        demo.err.wait_for("the central is at http://127.")
+        pid = demo.process.pid
+        assert len(processes_of(pid)) == 1 + NODES * WORKERS
+        demo.process.send_signal(signal.SIGINT)
+        told = json.loads(demo.out.text())
+        assert demo.process.wait(PATIENCE) == 128 + signal.SIGINT
+        assert told["ended_by"] == "SIGINT"
+        assert not told["held"]
+        assert folders_of(pid) == processes_of(pid) == []
 
 
-def test_a_signal_during_the_start_ends_what_has_started() -> None:
-    with running(stdout=subprocess.PIPE, stderr=subprocess.PIPE) as demo:
-        wait_for(lambda: processes_of(demo.pid))
-        demo.send_signal(signal.SIGTERM)
-        out, err = demo.communicate(timeout=30)
-        assert (demo.returncode, out, err) == (128 + signal.SIGTERM, "", "")
-        assert folders_of(demo.pid) == processes_of(demo.pid) == []
+def test_a_signal_during_the_start_ends_what_has_started(tmp_path: Path) -> None:
+    # Workers that never get ready: the start goes on until the signal comes.
+    hang = 'import sys, time\n"headgate.demo.worker" in sys.orig_argv and time.sleep(1000)\n'
+    (tmp_path / "sitecustomize.py").write_text(hang)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    with running(PYTHONPATH=path) as demo:
+        pid = demo.process.pid
+        wait_for(lambda: len(processes_of(pid)) == 1 + NODES * WORKERS, seen=demo.err.lines)
+        demo.process.send_signal(signal.SIGTERM)
+        assert demo.process.wait(PATIENCE) == 128 + signal.SIGTERM
+        assert (demo.out.text(), demo.err.text()) == ("", "")
+        assert folders_of(pid) == processes_of(pid) == []
 
 
 @contextlib.contextmanager
@@ -226,6 +255,7 @@ def in_a_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         stderr=theirs,
         start_new_session=True,
         env=os.environ | {"TERM": "xterm"},
+        preexec_fn=default_signals,
     )
     os.close(theirs)
     try:
@@ -233,12 +263,15 @@ def in_a_terminal() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         yield demo, ours
     finally:
         demo.kill()
-        demo.wait()
+        demo.wait(PATIENCE)
 
 
 def read_until(terminal: int, text: bytes) -> bytes:
     drawn = b""
+    end = time.monotonic() + PATIENCE
     while text not in drawn:
+        is_readable, _, _ = select.select([terminal], [], [], max(0.0, end - time.monotonic()))
+        assert is_readable, f"no {text!r} within {PATIENCE:g} s; drawn: {drawn[-3000:]!r}"
         drawn += os.read(terminal, 65536)
     return drawn
 
@@ -265,13 +298,13 @@ def test_a_closed_terminal_ends_all_of_it() -> None:
 
 
 def test_when_the_demo_is_killed_its_processes_end_too() -> None:
-    with running("--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as demo:
-        assert demo.stderr is not None
-        demo.stderr.readline()
-        demo.kill()
-        demo.wait()
-        wait_for(lambda: not processes_of(demo.pid))
-    for folder in folders_of(demo.pid):
+    with running("--json") as demo:
+        demo.err.wait_for("the central is at")
+        pid = demo.process.pid
+        demo.process.kill()
+        demo.process.wait(PATIENCE)
+        wait_for(lambda: not processes_of(pid), seen=lambda: processes_of(pid))
+    for folder in folders_of(pid):
         for path in folder.iterdir():
             path.unlink()
         folder.rmdir()
@@ -388,6 +421,48 @@ def test_bursts_are_served_as_they_are_judged_whenever_the_traffic_begins(later:
     assert all(check.is_met for check in checks), checks
 
 
+def busy(seconds: list[Second], pauses: dict[int, float]) -> list[Second]:
+    """The same seconds, in some of which the machine held up a worker."""
+    return [replace(second, pause=pauses.get(index, 0.0)) for index, second in enumerate(seconds)]
+
+
+def test_what_the_machine_made_late_is_not_missing() -> None:
+    # Half a second in which nobody asked, what was not taken then, and as it was before.
+    seconds = seconds_of(GREEDY, [200, 200, 110, 90, 180, 200, 200, 200])
+    late = busy(seconds, {2: 0.5})
+    assert measured(GREEDY, seconds)["under"] == pytest.approx(0.1375, abs=0.001)
+    assert measured(GREEDY, late) == {"over_second": 0.0, "under": 0.0}
+    assert measured(GREEDY, busy(seconds, {2: LONG_PAUSE - 0.01}))["under"] > 0.1
+
+
+def test_what_is_missing_in_calm_seconds_shows_on_a_busy_machine() -> None:
+    seconds = seconds_of(GREEDY, [200, 200, 110, 90, 180, 190, 190, 190])
+    assert measured(GREEDY, busy(seconds, {2: 0.5}))["under"] == pytest.approx(0.03)
+
+
+def test_pauses_do_not_excuse_what_is_beyond_the_limit() -> None:
+    seconds = busy(seconds_of(GREEDY, [200, 200, 260, 200, 200]), {1: 0.9, 2: 0.9})
+    assert measured(GREEDY, seconds)["over_second"] == pytest.approx(0.3)
+
+
+def test_too_few_calm_seconds_say_nothing_of_what_is_missing() -> None:
+    seconds = seconds_of(GREEDY, [200, 100, 100, 100, 100, 100])
+    assert measured(GREEDY, busy(seconds[:-1], {1: 0.5})) == {"over_second": 0.0}
+    assert measured(GREEDY, busy(seconds, {0: 0.5}))["under"] == 0.5
+    # One who hops is judged by more of the run.
+    hops = seconds_of(HOPPER, [100] * 13)
+    assert "under" in measured(HOPPER, busy(hops, {0: LONG_PAUSE}))
+    assert "under" not in measured(HOPPER, busy(hops[:-1], {0: LONG_PAUSE}))
+
+
+def test_the_report_tells_how_many_seconds_were_busy() -> None:
+    record = Record(USERS)
+    for user in USERS:
+        for second in busy(seconds_of(user, [50] * 6), {1: 0.5}):
+            record.add(user, second)
+    assert record.busy_seconds() == 3
+
+
 def test_one_who_hops_is_judged_by_the_whole_run() -> None:
     found = measured(HOPPER, seconds_of(HOPPER, [205, 5] * 5))
     assert found == {"over_run": 0.05, "under": -0.05}
@@ -445,6 +520,49 @@ def test_a_tally_is_read_by_another_while_it_is_written(tmp_path: Path) -> None:
         worker.count(5 + RING, 0, is_admitted=True)
         assert demo.counts(5) == [(0, 0)] * 4
         assert demo.counts(5 + RING) == [(1, 0), (0, 0), (0, 0), (0, 0)]
+
+
+def test_a_pause_is_in_every_second_that_it_reaches_into(tmp_path: Path) -> None:
+    with Tally(tmp_path / "tally") as worker, Tally(tmp_path / "tally") as demo:
+        worker.pause(4.25, 4.5)
+        worker.pause(4.75, 6.25)
+        worker.pause(6.5, 6.75)
+        assert [demo.longest_pause(second) for second in range(3, 8)] == [0.0, 1.5, 1.5, 1.5, 0.0]
+        worker.pause(4.5 + RING, 4.75 + RING)
+        assert [demo.longest_pause(second) for second in (4, 4 + RING)] == [0.0, 0.25]
+        worker.pause(-3.0, 0.5)
+        assert demo.longest_pause(0) == 3.5
+
+
+def test_a_process_that_was_stopped_knows_for_how_long() -> None:
+    script = (
+        "import time\nfrom headgate.demo.pauses import PauseMeter\n"
+        "with PauseMeter(lambda begin, end: print(begin, end, flush=True)):\n"
+        "    print('ready', flush=True)\n    time.sleep(1000)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            output = Output(process.stdout)
+            output.wait_for("ready")
+            process.send_signal(signal.SIGSTOP)
+            stopped = time.monotonic()
+            time.sleep(0.3)  # for as long as it is to be stopped
+            continued = time.monotonic()
+            process.send_signal(signal.SIGCONT)
+
+            def covers(line: str) -> bool:
+                begin, end = map(float, line.split())
+                return begin <= stopped + 0.1 and end >= continued
+
+            wait_for(
+                lambda: any(covers(line) for line in output.lines() if line != "ready\n"),
+                seen=lambda: (stopped, continued, output.lines()),
+            )
+        finally:
+            process.kill()
 
 
 def test_calls_are_made_by_the_clock_and_a_long_pause_is_not_made_up_for(tmp_path: Path) -> None:

@@ -127,6 +127,10 @@ class Fleet:
             for of_user in zip(*counted, strict=True)
         ]
 
+    def longest_pause(self, second: int) -> float:
+        """For how long the machine held up one of the workers in a second."""
+        return max(worker.tally.longest_pause(second) for worker in self.workers.values())
+
     def standing(self, node: int) -> list[Standing]:
         """The workers of a node that are alive, and what each says of itself."""
         alive = [self.workers[node, worker] for worker in range(WORKERS)]

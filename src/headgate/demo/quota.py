@@ -29,7 +29,7 @@ __all__ = ["LEAST_SECONDS", "EndMark", "NodeView", "QuotaDemo", "end_mark", "rep
 
 LEAST_SECONDS = 10  # what is left after the warm-up is enough to judge
 _STEP = 0.2
-_LATE = 0.3  # seconds after which a worker has counted what it called
+_LATE = 0.6  # seconds after which a worker has counted its calls, and its pauses of half a second
 
 
 class EndMark:
@@ -146,6 +146,7 @@ class QuotaDemo:
         while self.recorded < over:
             is_known = self.recorded > over - RING + 2
             counts = self._fleet.counts(self.recorded)
+            pause = self._fleet.longest_pause(self.recorded)
             for user, (admitted, refused) in zip(USERS, counts, strict=True):
                 terms = self.central.terms_of(user.name)
                 self.record.add(
@@ -156,6 +157,7 @@ class QuotaDemo:
                         terms.burst_seconds,
                         admitted + refused,
                         admitted,
+                        pause,
                     ),
                 )
             self.recorded += 1
@@ -181,6 +183,7 @@ def report(demo: QuotaDemo, ended_by: int | None = None) -> dict[str, object]:
         "demo": "quota",
         "seconds": demo.recorded,
         "warm_up": WARM_UP,
+        "busy_seconds": demo.record.busy_seconds(),
         "held": all(user["held"] for user in users),
         "ended_by": None if ended_by is None else signal.Signals(ended_by).name,
         "central": {
@@ -222,5 +225,6 @@ def _of_user(record: Record, user: User) -> dict[str, object]:
             "limit": [second.limit for second in seconds],
             "asked": [second.asked for second in seconds],
             "admitted": [second.admitted for second in seconds],
+            "pause": [second.pause for second in seconds],
         },
     }

@@ -14,13 +14,18 @@ What is measured, over the seconds that are judged:
     over_run      admitted over the limit times the seconds, minus 1
     under         1 minus admitted over what a bucket would have let through that began empty
                   and gives out, in a second, the limit and a third of what was saved before: the
-                  rest is promised to the seconds beside it, or kept for nodes that ask
+                  rest is promised to the seconds beside it, or kept for nodes that ask. Only
+                  calm seconds count.
+
+A second is calm unless the machine held up a worker for LONG_PAUSE or longer in it, or in one of
+the two before it: a worker that does not run asks for nothing, reports late, and then makes up
+for it, which changes what its node gets two slots later. A busy machine can make calls late, but
+it cannot let more pass than the limit: `over` is measured in all seconds.
 
 Not judged: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
 takes two or three slots to be in force and as many to be even; seconds without a limit, or of
-which nothing is known. Whole slots are measured, and not any stretch of a second: a machine that
-is busy may hold up a node for a while, which moves calls within a slot and says nothing about
-the limits.
+which nothing is known. Whole slots are measured, and not any stretch of a second: a short pause
+moves calls within a slot and says nothing about the limits.
 
 `Record` keeps the last hour.
 """
@@ -31,22 +36,28 @@ from dataclasses import dataclass
 
 from headgate.demo.quota_users import User
 
-__all__ = ["HISTORY", "WARM_UP", "Check", "Record", "Second", "judge"]
+__all__ = ["HISTORY", "LONG_PAUSE", "WARM_UP", "Check", "Record", "Second", "judge"]
 
 WARM_UP = 5  # seconds
 HISTORY = 3600
+LONG_PAUSE = 0.1  # seconds
+_FELT = 2  # seconds after that of a pause
 _BEFORE, _AFTER = 2, 6  # seconds around the moment a change was noticed
 
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One second of one user. `limit` is None where there is none, or nothing is known."""
+    """One second of one user. `limit` is None where there is none, or nothing is known.
+
+    `pause`: the longest for which the machine held up one of the workers, in seconds.
+    """
 
     number: int
     limit: float | None
     burst_seconds: float
     asked: int
     admitted: int
+    pause: float = 0.0
 
     @property
     def refused(self) -> int:
@@ -82,6 +93,14 @@ class Record:
         seconds = self.seconds[user.name]
         return seconds[-1] if seconds else None
 
+    def busy_seconds(self) -> int:
+        """How many seconds after the warm-up were not calm: the same for all users."""
+        seconds = list(self.seconds[self.users[0].name])
+        return sum(
+            second.number >= WARM_UP and not is_calm
+            for second, is_calm in zip(seconds, _calm(seconds), strict=True)
+        )
+
     def checks(self, user: User, recent: int | None = None) -> list[Check]:
         """The verdict on a user, over all of it or so many seconds; empty: too early to say."""
         seconds = list(self.seconds[user.name])
@@ -94,11 +113,13 @@ class Record:
 
 def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
     """All checks of a user who has goals for them; empty if there is nothing to judge."""
-    admitted = allowed = covered = over_second = 0.0
+    admitted = allowed = over_second = 0.0
+    covered = passed = 0.0  # in calm seconds: what should pass at the least, and what did
+    judged = calm = 0
     level: float | None = None
     least = 0.0  # what is in a bucket that began empty
     burst_seconds: float | None = None
-    for second, is_judged in zip(seconds, _judged(seconds), strict=True):
+    for second, is_judged, is_calm in zip(seconds, _judged(seconds), _calm(seconds), strict=True):
         limit = second.limit
         if limit is None or not is_judged:
             level = None
@@ -115,23 +136,35 @@ def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
         level = min(max(left, 0.0), burst)
         admitted += second.admitted
         allowed += limit
+        judged += 1
+        if not is_calm:
+            least = 0.0
+            continue
+        calm += 1
         passes = min(second.asked, limit + least / 3)
         least = min(least + limit - passes, burst)
         covered += passes
+        passed += second.admitted
     if burst_seconds is None:
         return []
     goals = user.goals
-    checks = (
+    checks = [
         ("over_second", over_second, goals.over_second),
         ("over_run", _part(admitted - allowed, allowed), goals.over_run),
-        ("under", _part(covered - admitted, covered), goals.under),
-    )
+    ]
+    if calm >= min(goals.least_calm, judged):
+        checks.append(("under", _part(covered - passed, covered), goals.under))
     return [Check(name, measured, goal) for name, measured, goal in checks if goal is not None]
 
 
 def _part(amount: float, whole: float) -> float:
     """A part of the whole. Of nothing, one unit is already all of it."""
     return amount / max(whole, 1.0)
+
+
+def _calm(seconds: Sequence[Second]) -> list[bool]:
+    is_long = [second.pause >= LONG_PAUSE for second in seconds]
+    return [not any(is_long[max(index - _FELT, 0) : index + 1]) for index in range(len(seconds))]
 
 
 def _judged(seconds: Sequence[Second]) -> list[bool]:

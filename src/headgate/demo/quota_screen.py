@@ -156,15 +156,17 @@ def summary(demo: QuotaDemo) -> str:
             f"{sum(second.refused for second in seconds):8}"
             f"{_measured(over)}{_measured(under)}  {_verdict(checks)}"
         )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"over and under are parts of the limit, of the time after the first {WARM_UP} s: the",
-            "most beyond it in any second (hopper: over the run), and what was lost.",
-            "What is counted, and what else to try: docs/demo.md",
-        ]
-    )
+    lines += [
+        "",
+        f"over and under are parts of the limit, of the time after the first {WARM_UP} s: the",
+        "most beyond it in any second (hopper: over the run), and what was lost.",
+    ]
+    if busy := demo.record.busy_seconds():
+        lines.append(
+            f"The machine held up the workers: {busy} of {demo.recorded - WARM_UP} s do not count "
+            "for under."
+        )
+    return "\n".join([*lines, "What is counted, and what else to try: docs/demo.md"])
 
 
 def _measured(check: Check | None) -> str:

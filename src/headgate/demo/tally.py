@@ -5,6 +5,8 @@ one has counted stays. There is one writer. All numbers are 64-bit words:
 
     pid, is_reporting, state, epoch, slot
     then for each of the last RING seconds: its number + 1, and for each user admitted, refused
+    then for each of them again: its number + 1, and the longest pause of the worker in it, in
+    microseconds (another thread writes these)
 
 `state` is an index into the node's STATES. A worker that is started again goes on in the file.
 """
@@ -25,6 +27,8 @@ __all__ = ["RING", "Standing", "Tally"]
 RING = 64  # seconds
 _HEAD = 5
 _ROW = 1 + 2 * len(USERS)
+_PAUSES = _HEAD + RING * _ROW
+_SIZE = _PAUSES + RING * 2
 _WORD = 8
 
 
@@ -43,7 +47,7 @@ class Tally:
     """The counts of one worker; the file is made when it is missing."""
 
     def __init__(self, path: Path) -> None:
-        size = (_HEAD + RING * _ROW) * _WORD
+        size = _SIZE * _WORD
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(descriptor, size)
@@ -71,6 +75,17 @@ class Tally:
             words[row] = second + 1
         words[row + 1 + 2 * user + (not is_admitted)] += 1
 
+    def pause(self, begin: float, end: float) -> None:
+        """The worker could not run from one moment to the other, in seconds of the traffic."""
+        length = round((end - begin) * 1e6)
+        words = self._words
+        for second in range(max(int(begin), int(end) - RING + 1, 0), int(end) + 1):
+            row = _PAUSES + second % RING * 2
+            before = words[row + 1] if words[row] == second + 1 else 0
+            words[row] = 0
+            words[row + 1] = max(length, before)
+            words[row] = second + 1
+
     # By the demo
 
     def standing(self) -> Standing:
@@ -84,6 +99,11 @@ class Tally:
         if words[0] != second + 1:
             return [(0, 0)] * len(USERS)
         return list(zip(words[1::2], words[2::2], strict=True))
+
+    def longest_pause(self, second: int) -> float:
+        """The longest pause of the worker that reaches into a second; 0 if there was none."""
+        number, length = self._words[_PAUSES + second % RING * 2 :][:2].tolist()
+        return length / 1e6 if number == second + 1 else 0.0
 
     def close(self) -> None:
         self._words.release()

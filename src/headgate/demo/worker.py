@@ -3,7 +3,8 @@
 It makes its share of the calls of all users at its node, by the clock and not by what becomes of
 them, and counts in its `Tally` what passed. A call that passed is over at once: what is shown is
 the limits, not the work. After a pause (it was stopped, or the machine is busy) it makes up for
-`_MOST_BEHIND` seconds of calls; nobody waits longer than that.
+`_MOST_BEHIND` seconds of calls; nobody waits longer than that. Pauses are in the tally, too: what
+the machine made late says nothing about the limits.
 
 The traffic begins at the time in the file `begin`, which appears when all workers are there.
 Times are seconds of the monotonic clock, which all processes of a host share.
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 from headgate.demo import leash
+from headgate.demo.pauses import PauseMeter
 from headgate.demo.quota_users import NODES, RESOURCE, SERVICE, USERS, WORKERS
 from headgate.demo.tally import Standing, Tally
 from headgate.errors import Unavailable
@@ -70,6 +72,11 @@ class Caller:
                 self._tally.count(second, index, is_admitted=passes)
             self._owed[index] = owed
 
+    def paused(self, begin: float, end: float) -> None:
+        """The machine did not let the worker run between two moments."""
+        if end > self._begin:
+            self._tally.pause(begin - self._begin, end - self._begin)
+
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
@@ -84,13 +91,19 @@ def main(argv: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     folder, place, worker = arguments.folder, arguments.node, arguments.worker
     name = node_name(place)
+    caller: Caller | None = None
+
+    def note_pause(begin: float, end: float) -> None:
+        if caller is not None:
+            caller.paused(begin, end)
+
     with (
         Tally(tally_path(folder, place, worker)) as tally,
+        PauseMeter(note_pause),
         Node(
             arguments.central, node_id=name, services=[SERVICE], shared=str(folder / f"{name}.shm")
         ) as node,
     ):
-        caller: Caller | None = None
         tell_at = 0.0
         while not stops:
             now = time.monotonic()

@@ -6,6 +6,11 @@
     once a second             the limits' source is asked; it may take its time, or hang: nothing
                               else waits for it
 
+When the machine stood still until after the middle of a slot, its nodes may have stood still as
+well, with their reports unsent. What is promised and not reported yet is missing in an assignment:
+made at once, it would leave nothing for anybody in the next slot. So after a pause the assignment
+waits a moment for the reports of the slot before.
+
 To copy a large ledger for a snapshot stops the loop for a while (0.08 s for a million cells; the
 rest is done in a thread). It happens right after an assignment, when few wait for an answer, and
 the more time it takes the more seldom: at most a hundredth of all time, and every 10 s at most.
@@ -28,6 +33,10 @@ _logger = logging.getLogger("headgate.quota")
 _STATE_SECONDS = 10.0
 _STATE_PART = 0.01  # of all time
 _TURN_SECONDS = 0.003
+# In slots: an assignment that is later than the first was held up, and waits for reports at most
+# as long as the second.
+_HELD_UP, _WAIT_FOR_REPORTS = 0.05, 0.3
+_LOOK_SECONDS = 0.005
 
 
 class Pulse:
@@ -72,7 +81,10 @@ class Pulse:
         board = self._board
         while True:
             now = board.now()
-            await asyncio.sleep(max(0.0, board.state.due(now) - now))
+            due = board.state.due(now)
+            await asyncio.sleep(max(0.0, due - now))
+            if board.now() - due > _HELD_UP * board.state.ledger.slot_seconds:
+                await self._wait_for_reports()
             begun = board.now()
             if begun < board.state.due(begun):
                 continue  # the timer was early
@@ -81,6 +93,19 @@ class Pulse:
             except Exception:
                 # A fault in one slot must not be the end of all slots.
                 _logger.exception("the assignment failed; the next slot is tried again")
+
+    async def _wait_for_reports(self) -> None:
+        """Until all nodes that live have reported the slot before, but not for long."""
+        board, ledger = self._board, self._board.state.ledger
+        slot = board.state.slot(board.now())
+        until = board.now() + _WAIT_FOR_REPORTS * ledger.slot_seconds
+        while board.now() < until:
+            late = set(ledger.live_nodes(slot)).difference(
+                ledger.reported(slot - 1), ledger.reported(slot)
+            )
+            if not late:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _assign(self, begun: float) -> None:
         """In pieces, so that nobody waits for his answer meanwhile."""

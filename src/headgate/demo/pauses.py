@@ -1,0 +1,47 @@
+"""`PauseMeter`: for how long the machine did not let this process run.
+
+A thread sleeps for a moment, again and again. When it wakes up much later than it wanted to, the
+process was held up meanwhile: it was stopped, or others had the processor. Times are seconds of
+the monotonic clock.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+__all__ = ["PauseMeter"]
+
+_TICK = 0.02
+_LEAST = 0.03  # a thread that wakes up later than it wanted to by less was not held up
+
+
+class PauseMeter:
+    """Calls `note(begin, end)` after each pause, in a thread, from `with` to its end."""
+
+    def __init__(self, note: Callable[[float, float], None]) -> None:
+        self._note = note
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._measure, name="pause-meter", daemon=True)
+
+    def _measure(self) -> None:
+        begin = time.monotonic()
+        while not self._is_over.wait(_TICK):
+            end = time.monotonic()
+            if end - begin > _TICK + _LEAST:
+                self._note(begin + _TICK, end)
+            begin = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()

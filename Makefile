@@ -6,19 +6,26 @@ EXTRA_demo := server,dashboard
 EXTRA_test := test
 EXTRA_bench := bench
 CORE := $(shell find src -name '*.pyx' -o -name '*.pxd')
+# Tests with real processes mostly wait: twice as many at a time as there are cores.
+PYTEST := $(BIN)/python -m pytest -n $(shell echo $$((2 * $$(nproc)))) --dist loadgroup --no-loadscope-reorder
+# What computes and has no real time in it: a busy machine makes it slower, and nothing else.
+WITHOUT_REAL_TIME := --ignore=tests/sim --ignore=tests/simulation --ignore=tests/test_package.py -m "not hypothesis"
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test lint bench soak clean
+.PHONY: help demo test test-busy lint bench soak clean
 .NOTPARALLEL:
 
 help: ## show this
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: .venv/demo .venv/core ## see a fleet held to its limits, live in the terminal (Ctrl-C ends it)
 	@$(BIN)/headgate demo
 
 test: lint ## all that a change must pass: lint, types, the map's arrows, tests, coverage, docs
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(PYTEST) --cov --cov-report=term --durations=10
+
+test-busy: .venv/test .venv/core ## the tests with real time in them, while the machine is kept busy
+	$(BIN)/python -m tests.busy $(PYTEST) tests $(WITHOUT_REAL_TIME) --durations=10
 
 lint: .venv/test .venv/core ## style, types and the arrows of the map
 	$(BIN)/ruff check .
@@ -32,7 +39,7 @@ bench: .venv/bench .venv/core ## us and the peers side by side; ONLY=limits runs
 	$(BIN)/python -m benchmarks $(ONLY)
 
 soak: .venv/test .venv/core ## the tests again, with many more examples, kills and random seeds (two hours)
-	HYPOTHESIS_PROFILE=soak $(BIN)/python -m pytest tests -o faulthandler_timeout=1800
+	HYPOTHESIS_PROFILE=soak $(PYTEST) tests -o timeout=1500 -o faulthandler_timeout=1800
 
 clean: ## remove .venv and all that was built
 	rm -rf .venv build dist src/*.egg-info .coverage .*_cache .hypothesis
@@ -54,12 +61,13 @@ clean: ## remove .venv and all that was built
 	@$(PIP) --upgrade pip "setuptools>=77" "Cython>=3.1,<4"
 	@touch $@
 
-.venv/demo .venv/test .venv/bench: .venv/%: .venv/made Makefile pyproject.toml setup.py
-	@echo "headgate: compiling the core and installing what 'make $*' needs"
-	@$(PIP) --no-build-isolation --editable ".[$(EXTRA_$*)]"
-	@touch $@ .venv/core
+# The core is compiled once, in its place, whatever is installed after that.
+.venv/demo .venv/test .venv/bench: .venv/%: .venv/made Makefile pyproject.toml setup.py | .venv/core
+	@echo "headgate: installing what 'make $*' needs"
+	@HEADGATE_CORE_IS_COMPILED=1 $(PIP) --no-build-isolation --editable ".[$(EXTRA_$*)]"
+	@touch $@
 
-.venv/core: $(CORE) | .venv/made
-	@echo "headgate: compiling what has changed"
+.venv/core: $(CORE) setup.py | .venv/made
+	@echo "headgate: compiling the core, or what has changed of it"
 	@$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@

@@ -46,7 +46,12 @@ def extension(source: Path) -> Extension:
     return Extension(name, [str(source)], extra_compile_args=FLAGS)
 
 
+# An editable install would compile everything again, in a folder of its own; `make` has done it in
+# the place where it is imported from.
+is_compiled = os.environ.get("HEADGATE_CORE_IS_COMPILED") == "1"
+sources = [] if is_compiled else sorted(Path("src").rglob("*.pyx"))
+
 setup(
-    ext_modules=[extension(source) for source in sorted(Path("src").rglob("*.pyx"))],
+    ext_modules=[extension(source) for source in sources],
     cmdclass={"build_ext": BuildCore},
 )

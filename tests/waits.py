@@ -7,7 +7,7 @@ from typing import IO, Any
 
 __all__ = ["PATIENCE", "Output", "wait_for"]
 
-PATIENCE = 30.0  # seconds: far beyond what a busy machine needs
+PATIENCE = 60.0  # seconds: far beyond what a busy machine needs
 
 
 def wait_for(

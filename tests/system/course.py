@@ -2,11 +2,19 @@
 
 Times are seconds since the story began; amounts are requests, on all nodes together. A second of
 the story is a slot.
+
+What the machine made late is told apart from what the fleet did. A slot is calm unless a process
+of the fleet was held up for a tenth of a second or longer in it or in one of the three before it:
+a node that does not run asks for nothing and reports late, so it gets another share in the slot
+after next, and the slot after that evens it out. What must pass at the least is asserted of calm
+slots; what may pass at the most, of all of them, where whatever was late may come later.
 """
 
 import math
 from dataclasses import dataclass
 
+from headgate.demo.quota_record import FELT, LONG_PAUSE
+from tests.system.pauses import Span
 from tests.system.quota_worker import BIN_SECONDS
 
 PER_SECOND = round(1 / BIN_SECONDS)
@@ -19,7 +27,7 @@ class Course:
     user: str
     admitted: list[int]
     refused: list[int]
-    held: list[list[float]]  # of each worker: seconds for which the machine held it up, by bin
+    pauses: list[Span]  # of any process of the fleet
 
     def total(self, begin: float = 0.0, end: float = math.inf) -> int:
         """Admitted from one second of the story to another."""
@@ -28,34 +36,46 @@ class Course:
     def demand(self, begin: float, end: float) -> int:
         return self.total(begin, end) + sum(self.refused[_bin(begin) : _bin(end)])
 
-    def most(self, window: float, begin: float, end: float) -> int:
-        """The most that was admitted in any window of so many seconds."""
-        width = _bin(window)
-        return max(
-            sum(self.admitted[first : first + width])
-            for first in range(_bin(begin), _bin(end) - width + 1)
-        )
+    def late(self, begin: float, end: float) -> float:
+        """For how many seconds between two moments some process was held up."""
+        total, until = 0.0, begin
+        for first, last in sorted(self.pauses):
+            total += max(min(last, end) - max(first, until), 0.0)
+            until = max(until, last)
+        return total
 
     def over(self, window: float, limit: float, begin: float, end: float) -> float:
-        return (self.most(window, begin, end) - limit * window) / (limit * window)
+        """The most that was admitted in any window beyond its limit, but for what was late.
 
-    def over_in_time(self, window: float, limit: float, begin: float, end: float) -> float:
-        """`over`, but for what the machine made late.
-
-        What a share lets through in the course of a slot is let through later when all processes
-        are held up for a while, so there is as much more in a window that begins with it.
+        What a share lets through in the course of a slot is let through later when processes are
+        held up for a while, so there is as much more in a window that begins with it.
         """
         width = _bin(window)
         return max(
             sum(self.admitted[first : first + width]) / (limit * window)
-            - max(sum(held[first - PER_SECOND : first + width]) for held in self.held) / window
+            - self.late(first * BIN_SECONDS - 1.0, first * BIN_SECONDS + window) / window
             - 1.0
             for first in range(_bin(begin), _bin(end) - width + 1)
         )
 
+    def calm(self, begin: float, end: float) -> list[int]:
+        """The calm slots that lie wholly between two moments."""
+        long = [pause for pause in self.pauses if pause[1] - pause[0] >= LONG_PAUSE]
+        return [
+            slot
+            for slot in range(math.ceil(begin), math.floor(end))
+            if not any(first < slot + 1 and last > slot - FELT for first, last in long)
+        ]
+
+    def in_calm(self, begin: float, end: float) -> list[int]:
+        """Admitted in each calm slot between two moments."""
+        return [self.total(slot, slot + 1) for slot in self.calm(begin, end)]
+
     def under(self, limit: float, begin: float, end: float) -> float:
-        wanted = min(self.demand(begin, end), limit * (end - begin))
-        return (wanted - self.total(begin, end)) / wanted
+        """The part that is missing in calm slots of what was asked for within the limit."""
+        slots = self.calm(begin, end)
+        wanted = sum(min(self.demand(slot, slot + 1), limit) for slot in slots)
+        return (wanted - sum(self.in_calm(begin, end))) / max(wanted, 1.0)
 
     def seconds(self, begin: float = 0.0, end: float = math.inf) -> list[int]:
         """Admitted in each second of the story, that is in each slot."""
@@ -64,15 +84,12 @@ class Course:
         return [self.total(second, second + 1) for second in range(int(begin), int(end))]
 
     def __repr__(self) -> str:
-        refused = [
-            sum(self.refused[second * PER_SECOND : (second + 1) * PER_SECOND])
-            for second in range(len(self.seconds()))
-        ]
-        longest = [max(bins) for bins in zip(*self.held, strict=True)]
-        held = {round(i * BIN_SECONDS, 2): held for i, held in enumerate(longest) if held}
+        seconds = len(self.seconds())
+        refused = [self.demand(at, at + 1) - self.total(at, at + 1) for at in range(seconds)]
+        pauses = [f"{begin:.2f}-{end:.2f}" for begin, end in sorted(self.pauses)]
         return (
             f"{self.user}: admitted per second {self.seconds()}, refused {refused}, "
-            f"held up for so many seconds until {held}"
+            f"calm {self.calm(0, seconds)}, pauses {' '.join(pauses) or 'none'}"
         )
 
 

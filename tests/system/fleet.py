@@ -7,8 +7,9 @@
         fleet.end()                       all traffic is over, all that lives has reported
 
 Times are seconds since the story began, on the wall clock; it begins with a slot. What was
-admitted is what the workers wrote down, in bins of 50 ms, not what anyone reported. Processes end
-with the one that started them, whatever ends that.
+admitted is what the workers wrote down, in bins of 50 ms, not what anyone reported; for how long
+the machine held up a worker or a central is what these wrote down, too. Processes end with the one
+that started them, whatever ends that.
 """
 
 import asyncio
@@ -33,11 +34,12 @@ from typing import NamedTuple
 
 from headgate.demo import leash
 from tests.system.course import Course
+from tests.system.pauses import Span, read_pauses
 from tests.system.quota_worker import Tally
+from tests.waits import PATIENCE, Output, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 MEMORY = Path("/dev/shm")
-PATIENCE = 30.0  # for a process to start or to end, on a busy machine
 ALWAYS = ((0.0, math.inf),)
 FRONT = "front"
 
@@ -62,11 +64,18 @@ class State(NamedTuple):
     epoch: int
 
 
-def wait_for(holds: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, f"{what}: not within {PATIENCE:g} s"
-        time.sleep(0.01)
+class Stops:
+    """When a process was stopped by the story, and for how long."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def begin(self) -> None:
+        self.spans.append((time.time(), math.inf))
+
+    def end(self) -> None:
+        if self.spans and self.spans[-1][1] == math.inf:
+            self.spans[-1] = (self.spans[-1][0], time.time())
 
 
 def on_a_leash(module: str, *arguments: str) -> list[str]:
@@ -85,6 +94,8 @@ class CentralProcess:
         self._folder = folder
         self._limits = folder / "limits.toml"
         self._state = ["--state", str(folder / "central.state")] if has_state else []
+        self._pauses = folder / "central.pauses"
+        self._stops = Stops()
         self._listen = listen
         self.url = f"http://{listen}"
         self.write_limits(limits)
@@ -95,33 +106,47 @@ class CentralProcess:
         new.write_text(text)
         new.rename(self._limits)
 
-    def start(self) -> None:
+    def launch(self) -> None:
+        """Start it, and do not wait until it listens."""
         command = ["central", "--listen", self._listen, "--limits", str(self._limits), *self._state]
         with open(self._folder / "central.log", "ab") as log:
             self.process = subprocess.Popen(
-                on_a_leash("headgate", *command),
+                on_a_leash("tests.system.metered_central", str(self._pauses), *command),
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
             )
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert "listens on" in line, f"the central does not start: {line!r}"
-        self.url = line.split()[-1]
+        self._output = Output(self.process.stdout)
+
+    def wait_until_it_listens(self) -> None:
+        self.url = self._output.wait_for("listens on").split()[-1]
         self._listen = self.url.removeprefix("http://")
+
+    def start(self) -> None:
+        self.launch()
+        self.wait_until_it_listens()
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(how)
         self.process.wait(PATIENCE)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        self._stops.begin()
 
     def thaw(self) -> None:
+        self._stops.end()
         self.process.send_signal(signal.SIGCONT)
+
+    def pauses(self) -> list[Span]:
+        return read_pauses(self._pauses, self._stops.spans)
+
+    def has_saved_since(self, wall: float) -> bool:
+        """Whether its state was written after a moment of the wall clock."""
+        path = self._folder / "central.state"
+        return path.exists() and path.stat().st_mtime > wall
 
     def close(self) -> None:
         """Stop it if it runs, frozen or not."""
@@ -130,7 +155,8 @@ class CentralProcess:
             self.stop()
 
     def get(self, path: str, **query: str) -> dict:
-        with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(query)}") as answer:
+        url = f"{self.url}{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
             return json.load(answer)
 
     def heard(self) -> int:
@@ -154,6 +180,9 @@ class NodeProcesses:
         self._workers = workers
         self._started = 0
         self._shared = folder / name
+        self._stops = Stops()
+        self._pauses: list[Path] = []
+        self._outputs: dict[int, Output] = {}  # of processes that wait for the beginning
         self.tallies: list[Tally] = []
         self.processes: list[subprocess.Popen[str]] = []
 
@@ -163,34 +192,38 @@ class NodeProcesses:
         for _ in range(self._workers):
             self._started += 1
             path = self._folder / f"{self.name}-{self._started}.tally"
+            self._pauses.append(path.with_suffix(".pauses"))
             plan = self._plan | {
                 "node": self.name,
                 "shared": str(self._shared),
                 "tally": str(path),
+                "pauses": str(self._pauses[-1]),
                 "states": str(self._folder / f"{self.name}.states"),
             }
             with open(self._folder / f"{self.name}.log", "ab") as log:
-                self.processes.append(
-                    subprocess.Popen(
-                        on_a_leash("tests.system.quota_worker", json.dumps(plan)),
-                        cwd=ROOT,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=log,
-                        text=True,
-                    )
+                process = subprocess.Popen(
+                    on_a_leash("tests.system.quota_worker", json.dumps(plan)),
+                    cwd=ROOT,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
                 )
+            assert process.stdout is not None
+            self.processes.append(process)
+            self._outputs[process.pid] = Output(process.stdout)
             self.tallies.append(Tally(path, users))
+
+    def wait_until_ready(self) -> None:
+        for output in self._outputs.values():
+            output.wait_for("ready")
 
     def begin(self, origin: float) -> None:
         """Tell the workers when the story began, once they are there."""
+        self.wait_until_ready()
         for process in self.processes:
-            assert process.stdout is not None
-            assert process.stdin is not None
-            if not process.stdout.closed:
-                line = process.stdout.readline()
-                assert line == "ready\n", f"a worker of {self.name} does not start: {line!r}"
-                process.stdout.close()
+            if self._outputs.pop(process.pid, None) is not None:
+                assert process.stdin is not None
                 process.stdin.write(f"{origin!r}\n")
                 process.stdin.close()
 
@@ -212,11 +245,22 @@ class NodeProcesses:
 
     def kill(self) -> None:
         """All workers, at once."""
-        self.signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self.wait()
         self.processes.clear()
 
-    def signal(self, how: signal.Signals) -> None:
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+        self._stops.begin()
+
+    def thaw(self) -> None:
+        self._stops.end()
+        self._signal(signal.SIGCONT)
+
+    def pauses(self) -> list[Span]:
+        return [one for path in self._pauses for one in read_pauses(path, self._stops.spans)]
+
+    def _signal(self, how: signal.Signals) -> None:
         for process in self.processes:
             process.send_signal(how)
 
@@ -228,9 +272,8 @@ class NodeProcesses:
         for process in self.processes:
             process.kill()
             process.wait(PATIENCE)
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            assert process.stdin is not None
+            process.stdin.close()
         for tally in self.tallies:
             tally.close()
 
@@ -257,7 +300,7 @@ class Cable:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join()
+        self._thread.join(PATIENCE)
         self._loop.close()
 
     async def _run(self) -> None:
@@ -325,23 +368,31 @@ class Fleet:
         self.next = CentralProcess(self.folder / "next", limits, listen=f"{host}:7411")
         self.nodes: list[NodeProcesses] = []
         self.origin = 0.0
+        self._traffic = traffic
+        self._workers = workers
+        self._has_cable = has_cable
+        self._has_next = has_next
         try:
-            self.central.start()
-            self.cable = Cable(self.central.url) if has_cable else None
-            centrals = [self.cable.url if self.cable else self.central.url]
-            centrals += [self.next.url] if has_next else []
-            for number, coming in enumerate(traffic, 1):
-                plan = {
-                    "centrals": centrals,
-                    "seconds": seconds,
-                    "traffic": [_of_one_worker(one, workers) for one in coming],
-                }
-                node = NodeProcesses(f"web-{number}", self.folder, plan, workers)
-                self.nodes.append(node)
-                node.start()
+            self.central.launch()
         except BaseException:
             self.close()
             raise
+
+    def start_nodes(self) -> None:
+        """Start the workers, once the central listens."""
+        self.central.wait_until_it_listens()
+        self.cable = Cable(self.central.url) if self._has_cable else None
+        centrals = [self.cable.url if self.cable else self.central.url]
+        centrals += [self.next.url] if self._has_next else []
+        for number, coming in enumerate(self._traffic, 1):
+            plan = {
+                "centrals": centrals,
+                "seconds": self.seconds,
+                "traffic": [_of_one_worker(one, self._workers) for one in coming],
+            }
+            node = NodeProcesses(f"web-{number}", self.folder, plan, self._workers)
+            self.nodes.append(node)
+            node.start()
 
     def __enter__(self) -> "Fleet":
         return self
@@ -394,7 +445,13 @@ class Fleet:
             ]
             for kind in (True, False)
         )
-        return Course(user, admitted, refused, [tally.held() for tally in tallies])
+        processes = [self.central, self.next, *self.nodes]
+        pauses = [
+            (begin - self.origin, end - self.origin)
+            for process in processes
+            for begin, end in process.pauses()
+        ]
+        return Course(user, admitted, refused, pauses)
 
 
 def _of_one_worker(traffic: Traffic, workers: int) -> dict:
@@ -415,10 +472,15 @@ def toml(*limits: tuple[str, float, float]) -> str:
 def begin_together(*fleets: Fleet) -> None:
     """When all workers of all fleets are there, begin with the next slot but one, on one clock."""
     for fleet in fleets:
+        fleet.start_nodes()
+    for fleet in fleets:
         wait_for(
             lambda fleet=fleet: len(fleet.central.get("/api/nodes")["nodes"]) == len(fleet.nodes),
-            "all nodes are connected",
+            seen=lambda fleet=fleet: fleet.central.get("/api/nodes")["nodes"],
         )
+    for fleet in fleets:
+        for node in fleet.nodes:
+            node.wait_until_ready()
     origin = math.ceil(time.time()) + 1.0
     for fleet in fleets:
         fleet.origin = origin
@@ -433,23 +495,36 @@ class Act:
     second: float
     fleet: Fleet
     do: Callable[[], object]
+    is_ready: Callable[[], bool]
 
 
-def play(acts: Sequence[Act]) -> tuple[dict[Fleet, float], dict[Fleet, float]]:
-    """Do it all; for each fleet, when the last was done, and when its central heard all nodes."""
+@dataclass
+class Times:
+    """When things really happened to a fleet, in seconds of the story."""
+
+    gone: float  # the first act was begun
+    back: float = math.inf  # the last one was done
+    heard: float = math.inf  # its central had heard all nodes since
+
+
+def play(acts: Sequence[Act]) -> dict[Fleet, Times]:
+    """Do it all, each act when it is time for it and it is ready, and wait until all is well."""
     left = sorted(acts, key=lambda act: act.second)
-    back: dict[Fleet, float] = {}
-    heard: dict[Fleet, float] = {}
+    times: dict[Fleet, Times] = {}
     end = time.monotonic() + max(act.second for act in acts) + PATIENCE
-    while left or len(heard) < len(back):
-        assert time.monotonic() < end, f"not all nodes are heard again within {PATIENCE:g} s"
-        while left and left[0].fleet.now >= left[0].second:
-            act = left.pop(0)
+    while left or any(one.heard == math.inf for one in times.values()):
+        assert time.monotonic() < end, f"not done: {left}; {times}"
+        for act in list(left):
+            if act.fleet.now < act.second or not act.is_ready():
+                continue
+            left.remove(act)
+            times.setdefault(act.fleet, Times(act.fleet.now))
             act.do()
             if all(later.fleet is not act.fleet for later in left):
-                back[act.fleet] = act.fleet.now
-        for fleet in back.keys() - heard.keys():
-            if fleet.central.heard() == len(fleet.nodes):
-                heard[fleet] = fleet.now
+                times[act.fleet].back = act.fleet.now
+        for fleet, one in times.items():
+            is_back = one.back < math.inf == one.heard
+            if is_back and fleet.central.heard() == len(fleet.nodes):
+                one.heard = fleet.now
         time.sleep(0.02)
-    return back, heard
+    return times

@@ -7,9 +7,9 @@ then asks for its users by the clock: so many requests per second, whatever the 
 request that is allowed is consumed at once. At the end of the story it closes the node.
 
 Every decision is counted in a `Tally`: a file that is mapped into memory, so that what was counted
-until a SIGKILL is there, and nobody has to be asked for it. So is for how long the machine let the
-worker sleep longer than it wanted to. Beside it is a file of lines: when the state of the node's
-quota became another, as the reporting worker saw it.
+until a SIGKILL is there, and nobody has to be asked for it. Beside it are files of lines: when the
+machine held up the worker, and when the state of the node's quota changed, as the reporting worker
+saw it.
 """
 
 import json
@@ -20,24 +20,25 @@ import sys
 import time
 from pathlib import Path
 
+from headgate.demo.pauses import PauseMeter
 from headgate.errors import Unavailable
 from headgate.quota import Node
+from tests.system.pauses import PauseLog
 
 BIN_SECONDS = 0.05
 STORY_SECONDS = 120.0
 BINS = round(STORY_SECONDS / BIN_SECONDS)
 TICK = 0.01
 LOOK_EVERY = 0.1
-HELD_UP = 0.03  # who sleeps longer than he wanted to by less than that is only a bit late
 PATIENCE = 0.5  # a request that could not be made for so long (a frozen process) has gone away
 
 
 class Tally:
-    """What one worker admitted and refused, by user and bin, and when it was held up."""
+    """What one worker admitted and refused, by user and bin."""
 
     def __init__(self, path: Path, users: list[str]) -> None:
         self.users = users
-        size = (len(users) * 2 + 1) * BINS * 4  # the last row: held up, in milliseconds
+        size = len(users) * 2 * BINS * 4
         with open(path, "r+b" if path.exists() else "w+b") as file:
             file.truncate(size)
             self._memory = mmap.mmap(file.fileno(), size)
@@ -47,14 +48,6 @@ class Tally:
         """One decision for the user with this number, so long after the story began."""
         place = int(seconds / BIN_SECONDS)
         self._counts[(2 * user + (not is_admitted)) * BINS + place] += 1
-
-    def hold(self, held: float, seconds: float) -> None:
-        """The machine has held the worker up for so long, until so long after the beginning."""
-        self._counts[2 * len(self.users) * BINS + int(seconds / BIN_SECONDS)] += round(1000 * held)
-
-    def held(self) -> list[float]:
-        """For how many seconds it was held up, by the bin in which it could go on."""
-        return [each / 1000 for each in self._counts[2 * len(self.users) * BINS :].tolist()]
 
     def bins(self, user: str, *, admitted: bool) -> list[int]:
         """How many were admitted, or refused, in each bin."""
@@ -110,11 +103,7 @@ def ask(node: Node, plan: dict, tally: Tally, states: States, origin: float) -> 
                     tally.count(number, is_admitted, max(0.0, time.time() - origin))
                 due[number] += step
         states.look()
-        slept = time.monotonic()
         time.sleep(TICK)
-        held = time.monotonic() - slept - TICK
-        if held > HELD_UP:
-            tally.hold(held, time.time() - origin)
 
 
 def main() -> None:
@@ -124,9 +113,12 @@ def main() -> None:
     )
     tally = Tally(Path(plan["tally"]), [one["user"] for one in plan["traffic"]])
     services = sorted({one["service"] for one in plan["traffic"]})
-    with Node(
-        plan["centrals"], node_id=plan["node"], services=services, shared=plan["shared"]
-    ) as node:
+    with (
+        PauseMeter(PauseLog(Path(plan["pauses"])).note),
+        Node(
+            plan["centrals"], node_id=plan["node"], services=services, shared=plan["shared"]
+        ) as node,
+    ):
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         origin = float(sys.stdin.readline())

@@ -1,16 +1,19 @@
-"""What the machine made late is told apart from what passed beyond the limit."""
+"""What the machine made late is told apart from what passed beyond the limit, or did not pass."""
 
-from tests.system.course import PER_SECOND, Course
+import pytest
+
+from tests.system.course import Course
+from tests.system.pauses import PauseLog, Span, read_pauses
 
 SLOT = [30, *[10] * 17, 0, 0]  # a share of 200 that flows, with a lead of a tenth on every node
 # Four nodes were stopped from 0.89 to 1.05 s: the counts are those that were measured then.
 LATE = [0, 40, 11, 9, 12, 8, 11, 9, 12, 8, 12, 8, 11, 9, 12, 8, 12, 8, 0, 0]
+LESS = [each // 2 for each in SLOT]
 
 
-def course(*slots: list[int], held: dict[int, float] | None = None) -> Course:
+def course(*slots: list[int], pauses: tuple[Span, ...] = ()) -> Course:
     admitted = [count for slot in slots for count in slot]
-    of_one = [(held or {}).get(place, 0.0) for place in range(len(admitted))]
-    return Course("ann", admitted, [0] * len(admitted), [[0.0] * len(admitted), of_one])
+    return Course("ann", admitted, [20] * len(admitted), list(pauses))
 
 
 def test_a_share_that_flows_is_never_much_over() -> None:
@@ -20,13 +23,37 @@ def test_a_share_that_flows_is_never_much_over() -> None:
 def test_what_was_held_up_passes_later() -> None:
     slots = [SLOT, SLOT, LATE, SLOT, SLOT]
     assert course(*slots).over(1, 200.0, 1, 5) > 0.14
-    assert course(*slots).over_in_time(1, 200.0, 1, 5) > 0.14
-    held = {2 * PER_SECOND + 1: 0.16}
-    assert course(*slots, held=held).over(1, 200.0, 1, 5) > 0.14
-    assert course(*slots, held=held).over_in_time(1, 200.0, 1, 5) <= 0.05
+    assert course(*slots, pauses=((1.89, 2.05),)).over(1, 200.0, 1, 5) <= 0.05
 
 
 def test_what_was_held_up_elsewhere_excuses_nothing() -> None:
     slots = [SLOT, SLOT, LATE, SLOT, SLOT, SLOT]
-    assert course(*slots, held={10: 0.5}).over_in_time(1, 200.0, 1, 6) > 0.14
-    assert course(*slots, held={100: 0.5}).over_in_time(1, 200.0, 1, 6) > 0.14
+    assert course(*slots, pauses=((0.2, 0.8),)).over(1, 200.0, 1, 6) > 0.14
+    assert course(*slots, pauses=((5.0, 5.5),)).over(1, 200.0, 1, 6) > 0.14
+
+
+def test_pauses_of_several_processes_at_the_same_time_count_once() -> None:
+    some = course(SLOT, SLOT, pauses=((0.1, 0.4), (0.2, 0.3), (0.3, 0.6), (1.0, 1.25)))
+    assert some.late(0, 2) == pytest.approx(0.75)
+    assert some.late(0.5, 1.1) == pytest.approx(0.2)
+
+
+def test_what_is_missing_is_missing_in_calm_slots() -> None:
+    slots = [SLOT, SLOT, LESS, SLOT, SLOT, SLOT, SLOT]
+    assert course(*slots).under(200.0, 0, 7) == pytest.approx(0.5 / 7, abs=0.002)
+    assert course(*slots, pauses=((1.9, 2.4),)).calm(0, 7) == [0, 6]
+    assert course(*slots, pauses=((1.9, 2.4),)).under(200.0, 0, 7) == 0.0
+    # A pause after it, or one that is too short, excuses nothing.
+    assert course(*slots, pauses=((3.0, 3.5),)).under(200.0, 0, 7) > 0.1
+    assert course(*slots, pauses=((2.1, 2.15),)).under(200.0, 0, 7) > 0.06
+
+
+def test_what_a_story_stopped_itself_is_no_pause(tmp_path) -> None:
+    log = PauseLog(tmp_path / "pauses")
+    for begin, end in ((1.0, 2.0), (5.0, 9.5), (20.0, 21.0)):
+        log.note(begin, end)
+    pauses = read_pauses(tmp_path / "pauses")
+    assert [end - begin for begin, end in pauses] == pytest.approx([1.0, 4.5, 1.0])
+    ahead = pauses[0][0] - 1.0
+    left = read_pauses(tmp_path / "pauses", [(5.0 + ahead, 9.0 + ahead), (20.5 + ahead, 99e9)])
+    assert [end - begin for begin, end in left] == pytest.approx([1.0, 0.5, 0.5])

@@ -5,11 +5,13 @@ what came of it. All is measured by what the workers wrote down, in windows of t
 begin anywhere in steps of 50 ms. `over` is against limit times window alone, with no allowance for
 a burst.
 
+A busy machine makes things late. What the processes noted of that is allowed for, and no more
+(`Course`): what must pass is asserted of calm slots, what may pass of all of them. Faults are
+measured from the moment at which they really happened.
+
 Tolerances:
 - Without faults shares are paced, with a lead of a tenth and one request on each node. That is one
-  request for each node in a window that does not begin with a slot: 2 % here. The rest, up to the
-  goal of 5 %, is for a machine on which other things run too. If that holds a worker up for more
-  than 30 ms, which the workers note when they sleep, what passes later by it does not count.
+  request for each node in a window that does not begin with a slot: 2 % here. The goal is 5 %.
 - A node that has lost its central, or was met again, is not paced: it may take its share in the
   first moments of a slot. So in a window of a second that follows such a change there may be two
   slots' shares, and no more. It is no longer seen in a window of ten seconds.
@@ -39,8 +41,8 @@ class Outcome:
 
     courses: dict[str, Course]
     recorded: dict[str, float]
-    at: dict[str, float] = field(default_factory=dict)
-    states: list[list[State]] = field(default_factory=list)  # of each node
+    states: list[list[State]]  # of each node
+    at: dict[str, float]
 
 
 def outcome(fleet: Fleet, *users: str, **at: float) -> Outcome:
@@ -48,9 +50,15 @@ def outcome(fleet: Fleet, *users: str, **at: float) -> Outcome:
     return Outcome(
         {user: fleet.course(user) for user in users},
         {user: fleet.central.recorded(user) for user in users},
-        at,
         [node.states() for node in fleet.nodes],
+        at,
     )
+
+
+def assert_near(course: Course, limit: float, begin: float, end: float, *, least: float) -> None:
+    """What passed in each calm slot between two moments is the limit, but for 5 % and `least`."""
+    for admitted in course.in_calm(begin, end):
+        assert least * limit <= admitted <= 1.05 * limit, course
 
 
 def hops(nodes: int, seconds: float, seed: int) -> list[Spans]:
@@ -70,7 +78,7 @@ def hops(nodes: int, seconds: float, seed: int) -> list[Spans]:
 
 CALM_SECONDS = 22.0
 GREEDY, HOPPER, RARE = 200.0, 40.0, 1.0
-CHANGES = ((0.0, 240.0), (9.0, 120.0), (15.0, 360.0))  # from when on, the limit of `changing`
+CHANGES = {0.0: 240.0, 9.0: 120.0, 15.0: 360.0}  # from when on, the limit of `changing`
 HOPPERS_BURST = 2.0
 
 
@@ -93,15 +101,17 @@ def calm() -> Iterator[dict[str, Outcome]]:
     ]
     rare = [[Traffic("rare", 2.0)] for _ in range(8)]
     with (
-        Fleet(calm_limits(CHANGES[0][1]), traffic, seconds=CALM_SECONDS) as four,
+        Fleet(calm_limits(CHANGES[0.0]), traffic, seconds=CALM_SECONDS) as four,
         Fleet(toml(("rare", RARE, 0.0)), rare, seconds=CALM_SECONDS, workers=1) as eight,
     ):
         begin_together(four, eight)
-        for at, limit in CHANGES[1:]:
+        written = {}
+        for at, limit in CHANGES.items():
             four.wait(at)
             four.central.write_limits(calm_limits(limit))
+            written[f"{limit:g}"] = four.now
         yield {
-            "four": outcome(four, "greedy", "hopper", "changing"),
+            "four": outcome(four, "greedy", "hopper", "changing", **written),
             "eight": outcome(eight, "rare"),
         }
 
@@ -110,41 +120,49 @@ def test_three_times_the_limit_on_four_nodes_is_held_to_the_limit(
     calm: dict[str, Outcome],
 ) -> None:
     greedy = calm["four"].courses["greedy"]
-    assert greedy.demand(WARM, CALM_SECONDS) >= 2.9 * GREEDY * (CALM_SECONDS - WARM), greedy
-    assert greedy.over_in_time(1, GREEDY, WARM, CALM_SECONDS) <= 0.05, greedy
+    for slot in greedy.calm(WARM, CALM_SECONDS):
+        assert greedy.demand(slot, slot + 1) >= 2.8 * GREEDY, greedy
+    assert greedy.over(1, GREEDY, WARM, CALM_SECONDS) <= 0.05, greedy
     assert greedy.under(GREEDY, WARM, CALM_SECONDS) <= 0.02, greedy
 
 
 def test_a_client_that_hops_from_node_to_node_gains_nothing(calm: dict[str, Outcome]) -> None:
     hopper = calm["four"].courses["hopper"]
-    admitted = hopper.total(WARM, CALM_SECONDS) / (HOPPER * (CALM_SECONDS - WARM))
-    assert admitted <= 1.1, hopper
-    # Nor is he locked out. What was promised to the node he has left comes back with its report,
-    # two slots later; with a burst of two slots there is nothing saved to bridge them.
-    assert admitted >= 0.4, hopper
+    seconds = CALM_SECONDS - WARM
+    assert hopper.total(WARM, CALM_SECONDS) <= 1.1 * HOPPER * seconds, hopper
+    # Nor are they locked out. What was promised to the node they have left comes back with its
+    # report, two slots later; with a burst of two slots there is nothing saved to bridge them.
+    busy = seconds - len(hopper.calm(WARM, CALM_SECONDS))
+    assert hopper.total(WARM, CALM_SECONDS) >= 0.4 * HOPPER * (seconds - busy), hopper
 
 
 def test_limits_that_are_changed_under_load_hold_within_three_slots(
     calm: dict[str, Outcome],
 ) -> None:
-    changing = calm["four"].courses["changing"]
-    ends = [at for at, _ in CHANGES[1:]] + [CALM_SECONDS]
-    for (begin, limit), end in zip(CHANGES, ends, strict=True):
+    run = calm["four"]
+    changing = run.courses["changing"]
+    ends = [*list(CHANGES)[1:], CALM_SECONDS]
+    for limit, end in zip(CHANGES.values(), ends, strict=True):
+        begin = math.ceil(run.at[f"{limit:g}"])
+        late = math.ceil(changing.late(begin, begin + 4.0))
         # The file is looked at every second, and the assignment is in the middle of a slot, for
         # the next one: in the first slot it is seen, in the second given, in the third it holds.
         # What the bucket held then, or owed, is evened out in the fourth.
-        holds = max(WARM, begin + 2.0)
-        assert changing.total(holds, holds + 2) <= 1.05 * 2 * limit, (limit, changing)
-        settled = max(WARM, begin + 4.0)
-        assert changing.over_in_time(1, limit, settled, end) <= 0.05, (limit, changing)
+        holds = max(WARM, begin + 2.0 + late)
+        assert changing.over(2, limit, holds, min(holds + 2, end)) <= 0.05, (limit, changing)
+        settled = max(WARM, begin + 4.0 + late)
+        assert changing.over(1, limit, settled, end) <= 0.05, (limit, changing)
         assert changing.under(limit, settled, end) <= 0.02, (limit, changing)
 
 
 def test_one_request_per_second_goes_round_between_eight_nodes(calm: dict[str, Outcome]) -> None:
     rare = calm["eight"].courses["rare"]
-    seconds = CALM_SECONDS - WARM
-    assert rare.total(WARM, CALM_SECONDS) >= 0.95 * RARE * seconds, rare
-    assert rare.most(10, WARM, CALM_SECONDS) <= 10 * RARE + 1, rare
+    slots = rare.in_calm(WARM, CALM_SECONDS)
+    assert sum(slots) >= 0.95 * RARE * len(slots) - 1, rare
+    for first in range(int(WARM), int(CALM_SECONDS) - 9):
+        # In a slot that is not calm, a node that heard nothing may use its turn once more.
+        busy = 10 - len(rare.calm(first, first + 10))
+        assert rare.total(first, first + 10) <= 10 * RARE + 1 + busy, (first, rare)
 
 
 def test_what_is_booked_is_what_was_admitted(calm: dict[str, Outcome]) -> None:
@@ -158,7 +176,7 @@ def test_what_is_booked_is_what_was_admitted(calm: dict[str, Outcome]) -> None:
 NODES_SECONDS = 31.0
 HARMED = 100.0
 HARMED_BURST = 0.0
-REPORTER_KILLED, FROZEN, THAWED, KILLED, RESTARTED = 5.3, 8.3, 14.3, 20.0, 25.3
+ACTS = {"reporter": 5.3, "frozen": 8.3, "thawed": 14.3, "killed": 20.0, "restarted": 25.3}
 
 
 @pytest.fixture(scope="module")
@@ -169,61 +187,60 @@ def nodes() -> Iterator[Outcome]:
     with Fleet(limits, traffic, seconds=NODES_SECONDS) as fleet:
         begin_together(fleet)
         first, second, third, _ = fleet.nodes
-        fleet.wait(REPORTER_KILLED)
-        first.kill_reporter()
-        fleet.wait(FROZEN)
-        second.signal(signal.SIGSTOP)
-        fleet.wait(THAWED)
-        second.signal(signal.SIGCONT)
-        fleet.wait(KILLED)
-        third.kill()
-        fleet.wait(RESTARTED)
-        fleet.restart(third)
-        yield outcome(fleet, "harmed", "modest")
-
-
-def slots_between(course: Course, begin: float, end: float) -> list[int]:
-    """Admitted in each slot that lies wholly between two moments."""
-    return course.seconds(math.ceil(begin), math.floor(end))
+        do = {
+            "reporter": first.kill_reporter,
+            "frozen": second.freeze,
+            "thawed": second.thaw,
+            "killed": third.kill,
+            "restarted": lambda: fleet.restart(third),
+        }
+        at = {}
+        for act, planned in ACTS.items():
+            fleet.wait(planned)
+            at[act] = fleet.now
+            do[act]()
+        yield outcome(fleet, "harmed", "modest", **at)
 
 
 def test_another_worker_reports_when_the_reporting_one_is_killed(nodes: Outcome) -> None:
-    harmed = nodes.courses["harmed"]
     # The demand of the three others and of one worker is still more than the limit.
-    for admitted in slots_between(harmed, REPORTER_KILLED - 1, FROZEN):
-        assert 0.95 * HARMED <= admitted <= 1.05 * HARMED, harmed
+    begin, end = nodes.at["reporter"] - 1, nodes.at["frozen"]
+    assert_near(nodes.courses["harmed"], HARMED, begin, end, least=0.95)
 
 
-@pytest.mark.parametrize(
-    ("gone", "back"), [(FROZEN, THAWED), (KILLED, RESTARTED)], ids=["frozen", "killed"]
-)
+@pytest.mark.parametrize(("gone", "back"), [("frozen", "thawed"), ("killed", "restarted")])
 def test_the_share_of_a_node_that_is_gone_goes_to_the_others_in_three_slots(
-    nodes: Outcome, gone: float, back: float
+    nodes: Outcome, gone: str, back: str
 ) -> None:
     harmed = nodes.courses["harmed"]
-    for admitted in slots_between(harmed, gone + 3, back):
-        assert 0.95 * HARMED <= admitted <= 1.05 * HARMED, harmed
+    begin, end = nodes.at[gone], nodes.at[back]
+    assert_near(harmed, HARMED, begin + 3, end, least=0.95)
     # Before that the three others have what they had, less what is kept for the one that is gone.
-    for admitted in slots_between(harmed, gone, gone + 3):
-        assert admitted >= 0.5 * HARMED, harmed
+    assert_near(harmed, HARMED, begin, begin + 3, least=0.5)
 
 
-@pytest.mark.parametrize("back", [THAWED, RESTARTED], ids=["thawed", "restarted"])
-def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, back: float) -> None:
+@pytest.mark.parametrize("act", ["thawed", "restarted"])
+def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, act: str) -> None:
     harmed = nodes.courses["harmed"]
-    end = back + 5.5
-    assert harmed.most(1, back - 1, end) <= 2.05 * HARMED, harmed
+    back = nodes.at[act]
+    end = min(back + 5.5, NODES_SECONDS)
+    assert harmed.over(1, HARMED, back - 1, end) <= 1.05, harmed
     # What it was promised and did not use is free again; a bucket holds a slot's refill at least.
     saved = max(HARMED_BURST, 1.0) * HARMED
     assert harmed.total(back, end) <= 1.05 * HARMED * (end - back) + saved, harmed
-    for admitted in slots_between(harmed, back + 3, end):
-        assert 0.95 * HARMED <= admitted <= 1.05 * HARMED, harmed
+    assert_near(harmed, HARMED, back + 3, end, least=0.95)
 
 
-def test_who_is_within_his_limit_does_not_notice_that_nodes_die(nodes: Outcome) -> None:
-    modest = nodes.courses["modest"]
-    refused = modest.demand(WARM, NODES_SECONDS) - modest.total(WARM, NODES_SECONDS)
-    assert refused <= 0.02 * modest.demand(WARM, NODES_SECONDS), modest
+def assert_hardly_refused(course: Course, begin: float, end: float, most: float = 0.0) -> None:
+    """No more than 2 % of the demand in calm slots, or `most` requests."""
+    slots = course.calm(begin, end)
+    demand = sum(course.demand(slot, slot + 1) for slot in slots)
+    refused = demand - sum(course.in_calm(begin, end))
+    assert refused <= max(0.02 * demand, most), course
+
+
+def test_users_within_their_limit_do_not_notice_that_nodes_die(nodes: Outcome) -> None:
+    assert_hardly_refused(nodes.courses["modest"], WARM, NODES_SECONDS)
 
 
 def test_nothing_that_a_killed_worker_let_through_is_lost_or_booked_twice(nodes: Outcome) -> None:
@@ -249,20 +266,18 @@ class Plot:
 
     acts: list[tuple[float, Callable[[Fleet], object]]]
     options: dict[str, bool] = field(default_factory=dict)
-
-    @property
-    def gone(self) -> float:
-        """The second from which on the nodes hear nothing."""
-        return self.acts[0][0]
+    is_ready: Callable[[Fleet], bool] = lambda fleet: True
 
 
 KNOWING = {  # It knows what was when it is there again
-    "killed": Plot(  # late enough that the state of the running traffic is in the file
+    "killed": Plot(
         [
             (14.3, lambda fleet: fleet.central.stop(signal.SIGKILL)),
             (14.3, lambda fleet: fleet.central.start()),
         ],
         {"has_state": True},
+        # The state of the running traffic is in the file.
+        lambda fleet: fleet.central.has_saved_since(fleet.origin + 1.0),
     ),
     "restarted": Plot(
         [(11.3, lambda fleet: fleet.central.stop()), (16.3, lambda fleet: fleet.central.start())],
@@ -311,15 +326,20 @@ def centrals() -> Iterator[dict[str, Outcome]]:
             for name, plot in AWAY.items()
         }
         begin_together(*fleets.values())
-        back, heard = play(
+        times = play(
             [
-                Act(second, fleets[name], functools.partial(act, fleets[name]))
+                Act(
+                    second,
+                    fleets[name],
+                    functools.partial(act, fleets[name]),
+                    functools.partial(plot.is_ready, fleets[name]),
+                )
                 for name, plot in AWAY.items()
                 for second, act in plot.acts
             ]
         )
         yield {
-            name: outcome(fleet, "held", "modest", "debtor", back=back[fleet], heard=heard[fleet])
+            name: outcome(fleet, "held", "modest", "debtor", **vars(times[fleet]))
             for name, fleet in fleets.items()
         }
 
@@ -329,23 +349,22 @@ def test_no_slot_is_without_a_limit_while_the_central_is_away(
     centrals: dict[str, Outcome], name: str
 ) -> None:
     held = centrals[name].courses["held"]
-    assert held.most(1, WARM, CENTRAL_SECONDS) <= 2.05 * HELD, held
+    assert held.over(1, HELD, WARM, CENTRAL_SECONDS) <= 1.05, held
     # Nobody is paced meanwhile: beyond ten slots' shares there may be the one of a slot, in a
     # window that does not begin with one.
     assert held.over(10, HELD, WARM, CENTRAL_SECONDS) <= 0.1, held
-    slots = slots_between(held, WARM, CENTRAL_SECONDS)
     most = 1.05 if name in KNOWING else 1.1
-    for first in range(len(slots) - 9):
-        assert sum(slots[first : first + 10]) <= most * 10 * HELD, held
+    for first in range(int(WARM), int(CENTRAL_SECONDS) - 9):
+        # What was not taken while the machine stood still may be taken later: a slot's refill.
+        saved = HELD * min(held.late(first - 3, first), 1.0)
+        assert held.total(first, first + 10) <= most * 10 * HELD + saved, (first, held)
 
 
 def test_nodes_that_hear_nothing_go_on_with_leases_and_then_with_safe_shares(
     centrals: dict[str, Outcome],
 ) -> None:
-    held = centrals["cut off"].courses["held"]
-    (gone, _), (back, _) = AWAY["cut off"].acts
-    for admitted in slots_between(held, gone, back):
-        assert 0.95 * HELD <= admitted <= 1.05 * HELD, held
+    run = centrals["cut off"]
+    assert_near(run.courses["held"], HELD, run.at["gone"], run.at["back"], least=0.95)
 
 
 @pytest.mark.parametrize("name", AWAY)
@@ -353,59 +372,60 @@ def test_all_is_normal_five_slots_after_the_central_hears_its_nodes(
     centrals: dict[str, Outcome], name: str
 ) -> None:
     run = centrals[name]
-    held, normal = run.courses["held"], run.at["heard"] + 5
-    slots = slots_between(held, normal, CENTRAL_SECONDS)
-    assert len(slots) >= 3, (normal, held)  # it did come back in time to be seen
-    for admitted in slots:
-        assert 0.98 * HELD <= admitted <= 1.05 * HELD, (run.at, held)
+    assert_near(run.courses["held"], HELD, run.at["heard"] + 5, CENTRAL_SECONDS, least=0.98)
 
 
-def after_the_return(run: Outcome) -> list[int]:
-    """Admitted in each slot, from the one in which the central is back. Nodes come one by one."""
-    return run.courses["held"].seconds(math.floor(run.at["back"]), run.at["heard"] + 5)
+def return_of(run: Outcome) -> tuple[int, float]:
+    """The time in which nodes come back one by one, from the slot in which the central does."""
+    return math.floor(run.at["back"]), min(run.at["heard"] + 5, CENTRAL_SECONDS)
+
+
+def assert_no_more_than_the_limit(run: Outcome, most: float) -> None:
+    """At the return: in a slot `most` times the limit, in all 2 % beyond it."""
+    held, (begin, end) = run.courses["held"], return_of(run)
+    slots = held.seconds(begin, end)
+    late = held.late(begin - 3, end)
+    assert max(slots) <= (most + late) * HELD, (run.at, held)
+    assert sum(slots) <= 1.02 * HELD * len(slots) + HELD * min(late, 1.0), (run.at, held)
 
 
 @pytest.mark.parametrize("name", KNOWING)
 def test_a_central_that_knows_its_nodes_gives_nobody_what_others_live_on(
     centrals: dict[str, Outcome], name: str
 ) -> None:
-    slots = after_the_return(centrals[name])
-    assert max(slots) <= EVEN * HELD, (centrals[name].at, slots)
-    assert sum(slots) <= 1.02 * HELD * len(slots), (centrals[name].at, slots)
+    assert_no_more_than_the_limit(centrals[name], EVEN)
 
 
 @pytest.mark.parametrize("name", ["killed", "restarted", "frozen"])
 def test_a_central_that_was_away_is_not_felt_at_its_return(
     centrals: dict[str, Outcome], name: str
 ) -> None:
-    slots = after_the_return(centrals[name])
-    assert min(slots) >= 0.9 * HELD, (centrals[name].at, slots)
+    run = centrals[name]
+    held = run.courses["held"]
+    assert min(held.in_calm(*return_of(run)), default=HELD) >= 0.9 * HELD, (run.at, held)
 
 
 @pytest.mark.parametrize("name", FORGETFUL)
 def test_what_a_central_that_knows_nothing_gives_too_much_is_paid_for_at_once(
     centrals: dict[str, Outcome], name: str
 ) -> None:
-    slots = after_the_return(centrals[name])
-    assert max(slots) <= UNEVEN * HELD, (centrals[name].at, slots)
-    assert sum(slots) <= 1.02 * HELD * len(slots), (centrals[name].at, slots)
+    assert_no_more_than_the_limit(centrals[name], UNEVEN)
 
 
 @pytest.mark.parametrize("name", AWAY)
-def test_who_is_within_his_limit_hardly_notices(centrals: dict[str, Outcome], name: str) -> None:
-    modest = centrals[name].courses["modest"]
-    demand = modest.demand(WARM, CENTRAL_SECONDS)
-    # A central that knows nothing has to meet him anew on each node, which may cost a slot.
-    most = MODEST if name in FORGETFUL else 0.02 * demand
-    assert demand - modest.total(WARM, CENTRAL_SECONDS) <= most, modest
+def test_users_within_their_limit_hardly_notice(centrals: dict[str, Outcome], name: str) -> None:
+    # A central that knows nothing has to meet them anew on each node, which may cost a slot.
+    most = MODEST if name in FORGETFUL else 0.0
+    assert_hardly_refused(centrals[name].courses["modest"], WARM, CENTRAL_SECONDS, most)
 
 
 @pytest.mark.parametrize("name", KNOWING)
 def test_a_debt_is_remembered(centrals: dict[str, Outcome], name: str) -> None:
-    """He took more in his first seconds than he may in a minute: each request cost him 300."""
+    """They took more in the first seconds than they may in a minute: each request cost 300."""
     debtor = centrals[name].courses["debtor"]
+    known = WARM + debtor.late(0, WARM)
     assert debtor.total() > 0, debtor
-    assert debtor.total(WARM, CENTRAL_SECONDS) == 0, debtor
+    assert debtor.total(known, CENTRAL_SECONDS) == 0, debtor
 
 
 @pytest.mark.parametrize("name", KNOWING)
@@ -424,10 +444,11 @@ def test_a_central_that_knows_nothing_books_what_none_before_it_has_acknowledged
 ) -> None:
     run = centrals[name]
     # Reports are of whole slots. The last one that was due may still have been on its way.
-    unknown = math.floor(AWAY[name].gone)
+    unknown = math.floor(run.at["gone"])
     for user in ("held", "modest"):
         course = run.courses[user]
-        least, most = course.total(unknown + BIN_SECONDS), course.total(unknown - 1)
+        late = math.ceil(course.late(unknown - 3, unknown + 1))
+        least, most = course.total(unknown + BIN_SECONDS), course.total(unknown - 1 - late)
         assert least <= run.recorded[user] <= most, (run.recorded, course)
 
 
@@ -438,7 +459,8 @@ def test_nodes_that_know_another_central_have_fresh_quotas_of_it(
     for states in run.states:
         first = next(one for one in states if one.state == "fresh")
         last = states[-1]
-        assert last.state == "fresh", states
         assert last.epoch > first.epoch, states
         # The longest wait between two tries, and two slots: to report, and to be given something.
-        assert last.second <= run.at["back"] + 2 + 2, (run.at, states)
+        fresh = next(one for one in states if one.state == "fresh" and one.epoch == last.epoch)
+        late = run.courses["held"].late(run.at["back"], run.at["back"] + 6)
+        assert fresh.second <= run.at["back"] + 2 + 2 + late, (run.at, states)

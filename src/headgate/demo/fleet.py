@@ -39,7 +39,7 @@ __all__ = ["RESTART_AFTER", "Ended", "Fleet", "Worker"]
 
 _USUAL_PORT = 7411
 RESTART_AFTER = 3.0  # seconds
-_START_TIMEOUT = 30.0
+_START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 5.0
 _LOOK_EVERY = 0.02
 _MEMORY = Path("/dev/shm")

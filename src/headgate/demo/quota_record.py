@@ -18,9 +18,10 @@ What is measured, over the seconds that are judged:
                   calm seconds count.
 
 A second is calm unless the machine held up a worker for LONG_PAUSE or longer in it, or in one of
-the two before it: a worker that does not run asks for nothing, reports late, and then makes up
-for it, which changes what its node gets two slots later. A busy machine can make calls late, but
-it cannot let more pass than the limit: `over` is measured in all seconds.
+the FELT seconds before it: a worker that does not run asks for nothing, reports late, and then
+makes up for it. Its node gets another share two slots later, which the slot after that evens out.
+A busy machine can make calls late, but it cannot let more pass than the limit: `over` is measured
+in all seconds.
 
 Not judged: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
 takes two or three slots to be in force and as many to be even; seconds without a limit, or of
@@ -36,12 +37,12 @@ from dataclasses import dataclass
 
 from headgate.demo.quota_users import User
 
-__all__ = ["HISTORY", "LONG_PAUSE", "WARM_UP", "Check", "Record", "Second", "judge"]
+__all__ = ["FELT", "HISTORY", "LONG_PAUSE", "WARM_UP", "Check", "Record", "Second", "judge"]
 
 WARM_UP = 5  # seconds
 HISTORY = 3600
 LONG_PAUSE = 0.1  # seconds
-_FELT = 2  # seconds after that of a pause
+FELT = 3  # seconds after that of a pause
 _BEFORE, _AFTER = 2, 6  # seconds around the moment a change was noticed
 
 
@@ -164,7 +165,7 @@ def _part(amount: float, whole: float) -> float:
 
 def _calm(seconds: Sequence[Second]) -> list[bool]:
     is_long = [second.pause >= LONG_PAUSE for second in seconds]
-    return [not any(is_long[max(index - _FELT, 0) : index + 1]) for index in range(len(seconds))]
+    return [not any(is_long[max(index - FELT, 0) : index + 1]) for index in range(len(seconds))]
 
 
 def _judged(seconds: Sequence[Second]) -> list[bool]:

@@ -20,11 +20,13 @@ def wait_for(
     At the deadline the test fails with what `seen()` returns, by default the last value.
     """
     end = time.monotonic() + seconds
+    nap = 0.002
     while not (value := condition()):
         if time.monotonic() > end:
             shown = value if seen is None else seen()
             raise AssertionError(f"did not happen within {seconds:g} s; last seen: {shown!r}")
-        time.sleep(0.005)
+        time.sleep(nap)
+        nap = min(1.5 * nap, 0.05)  # to look costs time, too
     return value
 
 

@@ -474,13 +474,13 @@ def begin_together(*fleets: Fleet) -> None:
     for fleet in fleets:
         fleet.start_nodes()
     for fleet in fleets:
+        for node in fleet.nodes:
+            node.wait_until_ready()
+    for fleet in fleets:
         wait_for(
             lambda fleet=fleet: len(fleet.central.get("/api/nodes")["nodes"]) == len(fleet.nodes),
             seen=lambda fleet=fleet: fleet.central.get("/api/nodes")["nodes"],
         )
-    for fleet in fleets:
-        for node in fleet.nodes:
-            node.wait_until_ready()
     origin = math.ceil(time.time()) + 1.0
     for fleet in fleets:
         fleet.origin = origin
@@ -526,5 +526,5 @@ def play(acts: Sequence[Act]) -> dict[Fleet, Times]:
             is_back = one.back < math.inf == one.heard
             if is_back and fleet.central.heard() == len(fleet.nodes):
                 one.heard = fleet.now
-        time.sleep(0.02)
+        time.sleep(0.05)
     return times

@@ -19,9 +19,19 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-# What takes long begins first, those that mostly wait beside those that compute: with several
-# processes (pytest-xdist) nobody waits for a long test in the end.
-_FIRST = ("tests/system/test_quota.py", "tests/simulation/", "tests/demo/", "tests/sim/")
+# The longest files begin first, those that mostly wait beside those that compute: with several
+# processes (pytest-xdist, a file to each) nobody waits for a long one in the end.
+_FIRST = (
+    "tests/system/test_failing_centrals.py",
+    "tests/simulation/test_mutants.py",
+    "tests/system/test_failing_nodes.py",
+    "tests/simulation/test_accuracy.py",
+    "tests/demo/test_quota.py",
+    "tests/system/test_calm_fleet.py",
+    "tests/simulation/",
+    "tests/sim/",
+    "tests/system/",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -30,22 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Properties are not measured: a hundred examples take twice as long, and show the same.
         if item.get_closest_marker("hypothesis"):
             item.add_marker("no_cover")
-        if group := _shares(item):
-            item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=_rank)
-
-
-def _shares(item: pytest.Item) -> str:
-    """What a test shares with others of its file, so that one process must run them all.
-
-    It is a fixture of the module, or the document whose code blocks go on from one to the next.
-    """
-    file = item.nodeid.partition("::")[0]
-    if not isinstance(item, pytest.Function):
-        return file
-    definitions = item._fixtureinfo.name2fixturedefs.items()
-    shared = [name for name, found in definitions if found[-1].scope == "module"]
-    return f"{file}:{'+'.join(sorted(shared))}" if shared else ""
 
 
 def _rank(item: pytest.Item) -> int:

@@ -89,6 +89,7 @@ def seen() -> Seen:
     def paste() -> None:
         wait_for(
             lambda: re.search(r"\b([6-9]|1\d) of 20 s", terminal.getvalue()),
+            seconds=2 * PATIENCE,  # to start, and then six seconds
             seen=lambda: frames_in(terminal.getvalue())[-1:],
         )
         screen = frames_in(terminal.getvalue())[-1]

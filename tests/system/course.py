@@ -52,20 +52,26 @@ class Course:
         """
         width = _bin(window)
         return max(
-            sum(self.admitted[first : first + width]) / (limit * window)
-            - self.late(first * BIN_SECONDS - 1.0, first * BIN_SECONDS + window) / window
-            - 1.0
-            for first in range(_bin(begin), _bin(end) - width + 1)
+            (
+                sum(self.admitted[first : first + width]) / (limit * window)
+                - self.late(first * BIN_SECONDS - 1.0, first * BIN_SECONDS + window) / window
+                - 1.0
+                for first in range(_bin(begin), _bin(end) - width + 1)
+            ),
+            default=-1.0,
         )
 
     def calm(self, begin: float, end: float) -> list[int]:
         """The calm slots that lie wholly between two moments."""
-        long = [pause for pause in self.pauses if pause[1] - pause[0] >= LONG_PAUSE]
+        pauses = self._long_pauses()
         return [
             slot
             for slot in range(math.ceil(begin), math.floor(end))
-            if not any(first < slot + 1 and last > slot - FELT for first, last in long)
+            if not any(first < slot + 1 and last > slot - FELT for first, last in pauses)
         ]
+
+    def _long_pauses(self) -> list[Span]:
+        return [(begin, end) for begin, end in sorted(self.pauses) if end - begin >= LONG_PAUSE]
 
     def in_calm(self, begin: float, end: float) -> list[int]:
         """Admitted in each calm slot between two moments."""
@@ -86,10 +92,11 @@ class Course:
     def __repr__(self) -> str:
         seconds = len(self.seconds())
         refused = [self.demand(at, at + 1) - self.total(at, at + 1) for at in range(seconds)]
-        pauses = [f"{begin:.2f}-{end:.2f}" for begin, end in sorted(self.pauses)]
+        pauses = [f"{begin:.2f} to {end:.2f}" for begin, end in self._long_pauses() if end > 0]
         return (
             f"{self.user}: admitted per second {self.seconds()}, refused {refused}, "
-            f"calm {self.calm(0, seconds)}, pauses {' '.join(pauses) or 'none'}"
+            f"calm {self.calm(0, seconds)}, long pauses {', '.join(pauses) or 'none'}, "
+            f"some process held up for {self.late(0, seconds):.1f} s in all"
         )
 
 

@@ -1,0 +1,54 @@
+"""What the stories of real fleets have in common: what came of a run, and bounds on it.
+
+Stories that do not disturb each other share a run; a run is a fixture, and each story a test of
+what came of it. All is measured by what the workers wrote down, in windows of the wall clock that
+begin anywhere in steps of 50 ms. `over` is against limit times window alone, with no allowance for
+a burst.
+
+A busy machine makes things late. What the processes noted of that is allowed for, and no more
+(`Course`): what must pass is asserted of calm slots, what may pass of all of them. Faults are
+measured from the moment at which they really happened.
+"""
+
+from dataclasses import dataclass
+
+from tests.system.course import Course
+from tests.system.fleet import Fleet, State
+
+__all__ = ["WARM", "Outcome", "assert_hardly_refused", "assert_near", "outcome"]
+
+WARM = 4.0  # seconds until everyone knows everyone
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run: the course of each user, what was booked, and when things were done."""
+
+    courses: dict[str, Course]
+    recorded: dict[str, float]
+    states: list[list[State]]  # of each node
+    at: dict[str, float]
+
+
+def outcome(fleet: Fleet, *users: str, **at: float) -> Outcome:
+    fleet.end()
+    return Outcome(
+        {user: fleet.course(user) for user in users},
+        {user: fleet.central.recorded(user) for user in users},
+        [node.states() for node in fleet.nodes],
+        at,
+    )
+
+
+def assert_near(course: Course, limit: float, begin: float, end: float, *, least: float) -> None:
+    """What passed in each calm slot between two moments is the limit, but for 5 % and `least`."""
+    for admitted in course.in_calm(begin, end):
+        assert least * limit <= admitted <= 1.05 * limit, course
+
+
+def assert_hardly_refused(course: Course, begin: float, end: float, most: float = 0.0) -> None:
+    """No more than 2 % of the demand in calm slots, or `most` requests."""
+    slots = course.calm(begin, end)
+    demand = sum(course.demand(slot, slot + 1) for slot in slots)
+    refused = demand - sum(course.in_calm(begin, end))
+    assert refused <= max(0.02 * demand, most), course

@@ -1,0 +1,233 @@
+"""Quotas with real processes: the central goes away, or cannot be heard.
+
+A node that has lost its central is not paced: it may take its share in the first moments of a
+slot. So in a window of a second there may be two slots' shares, and no more. It is no longer seen
+in a window of ten seconds.
+"""
+
+import functools
+import math
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.system.fleet import Act, Fleet, Traffic, begin_together, play, toml
+from tests.system.outcome import WARM, Outcome, assert_hardly_refused, assert_near, outcome
+from tests.system.quota_worker import BIN_SECONDS
+
+CENTRAL_SECONDS = 31.0
+HELD, MODEST = 100.0, 20.0
+HELD_BURST = 0.0
+# In slots after the return of a central, times the limit. One that knows its nodes holds what they
+# live on until they are back. One that knows nothing gives to those who are there, and it is paid
+# for at once.
+EVEN, UNEVEN = 1.1, 2.0
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What happens to a fleet's central: when, and what."""
+
+    acts: list[tuple[float, Callable[[Fleet], object]]]
+    options: dict[str, bool] = field(default_factory=dict)
+    is_ready: Callable[[Fleet], bool] = lambda fleet: True
+
+
+KNOWING = {  # It knows what was when it is there again
+    "killed": Plot(
+        [
+            (14.3, lambda fleet: fleet.central.stop(signal.SIGKILL)),
+            (14.3, lambda fleet: fleet.central.start()),
+        ],
+        {"has_state": True},
+        # The state of the running traffic is in the file.
+        lambda fleet: fleet.central.has_saved_since(fleet.origin + 1.0),
+    ),
+    "restarted": Plot(
+        [(11.3, lambda fleet: fleet.central.stop()), (16.3, lambda fleet: fleet.central.start())],
+        {"has_state": True},
+    ),
+    "frozen": Plot(
+        [(9.3, lambda fleet: fleet.central.freeze()), (17.3, lambda fleet: fleet.central.thaw())],
+    ),
+    "cut off": Plot(
+        [(8.3, lambda fleet: fleet.cable.cut()), (18.3, lambda fleet: fleet.cable.mend())],
+        {"has_cable": True},
+    ),
+}
+FORGETFUL = {  # It, or another, knows nothing
+    "without state": Plot(
+        [(13.3, lambda fleet: fleet.central.stop()), (13.3, lambda fleet: fleet.central.start())],
+    ),
+    "another": Plot(
+        [
+            (10.3, lambda fleet: fleet.central.stop(signal.SIGKILL)),
+            (12.3, lambda fleet: fleet.take_over()),
+        ],
+        {"has_next": True},
+    ),
+}
+AWAY = KNOWING | FORGETFUL
+
+
+@pytest.fixture(scope="module")
+def centrals() -> Iterator[dict[str, Outcome]]:
+    """Fleets of three nodes, each with a fault of its own."""
+    traffic = [
+        [
+            Traffic("held", 3 * HELD / 3),
+            Traffic("modest", MODEST / 3),
+            Traffic("debtor", 10.0, cost=300.0),
+        ]
+        for _ in range(3)
+    ]
+    limits = toml(("held", HELD, HELD_BURST), ("modest", 40.0, 10.0), ("debtor", 10.0, 0.0))
+    with ExitStack() as stack:
+        fleets = {
+            name: stack.enter_context(
+                Fleet(limits, traffic, seconds=CENTRAL_SECONDS, workers=1, **plot.options)
+            )
+            for name, plot in AWAY.items()
+        }
+        begin_together(*fleets.values())
+        times = play(
+            [
+                Act(
+                    second,
+                    fleets[name],
+                    functools.partial(act, fleets[name]),
+                    functools.partial(plot.is_ready, fleets[name]),
+                )
+                for name, plot in AWAY.items()
+                for second, act in plot.acts
+            ]
+        )
+        yield {
+            name: outcome(fleet, "held", "modest", "debtor", **vars(times[fleet]))
+            for name, fleet in fleets.items()
+        }
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_no_slot_is_without_a_limit_while_the_central_is_away(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    held = centrals[name].courses["held"]
+    assert held.over(1, HELD, WARM, CENTRAL_SECONDS) <= 1.05, held
+    # Nobody is paced meanwhile: beyond ten slots' shares there may be the one of a slot, in a
+    # window that does not begin with one.
+    assert held.over(10, HELD, WARM, CENTRAL_SECONDS) <= 0.1, held
+    most = 1.05 if name in KNOWING else 1.1
+    for first in range(int(WARM), int(CENTRAL_SECONDS) - 9):
+        # What was not taken while the machine stood still may be taken later: a slot's refill.
+        saved = HELD * min(held.late(first - 3, first), 1.0)
+        assert held.total(first, first + 10) <= most * 10 * HELD + saved, (first, held)
+
+
+def test_nodes_that_hear_nothing_go_on_with_leases_and_then_with_safe_shares(
+    centrals: dict[str, Outcome],
+) -> None:
+    run = centrals["cut off"]
+    assert_near(run.courses["held"], HELD, run.at["gone"], run.at["back"], least=0.95)
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_all_is_normal_five_slots_after_the_central_hears_its_nodes(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    run = centrals[name]
+    assert_near(run.courses["held"], HELD, run.at["heard"] + 5, CENTRAL_SECONDS, least=0.98)
+
+
+def return_of(run: Outcome) -> tuple[int, float]:
+    """The time in which nodes come back one by one, from the slot in which the central does."""
+    return math.floor(run.at["back"]), min(run.at["heard"] + 5, CENTRAL_SECONDS)
+
+
+def assert_no_more_than_the_limit(run: Outcome, most: float) -> None:
+    """At the return: in a slot `most` times the limit, in all 2 % beyond it."""
+    held, (begin, end) = run.courses["held"], return_of(run)
+    slots = held.seconds(begin, end)
+    late = held.late(begin - 3, end)
+    assert max(slots, default=0) <= (most + late) * HELD, (run.at, held)
+    assert sum(slots) <= 1.02 * HELD * len(slots) + HELD * min(late, 1.0), (run.at, held)
+
+
+@pytest.mark.parametrize("name", KNOWING)
+def test_a_central_that_knows_its_nodes_gives_nobody_what_others_live_on(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    assert_no_more_than_the_limit(centrals[name], EVEN)
+
+
+@pytest.mark.parametrize("name", ["killed", "restarted", "frozen"])
+def test_a_central_that_was_away_is_not_felt_at_its_return(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    run = centrals[name]
+    held = run.courses["held"]
+    assert min(held.in_calm(*return_of(run)), default=HELD) >= 0.9 * HELD, (run.at, held)
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_what_a_central_that_knows_nothing_gives_too_much_is_paid_for_at_once(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    assert_no_more_than_the_limit(centrals[name], UNEVEN)
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_users_within_their_limit_hardly_notice(centrals: dict[str, Outcome], name: str) -> None:
+    # A central that knows nothing has to meet them anew on each node, which may cost a slot.
+    most = MODEST if name in FORGETFUL else 0.0
+    assert_hardly_refused(centrals[name].courses["modest"], WARM, CENTRAL_SECONDS, most)
+
+
+@pytest.mark.parametrize("name", KNOWING)
+def test_a_debt_is_remembered(centrals: dict[str, Outcome], name: str) -> None:
+    """They took more in the first seconds than they may in a minute: each request cost 300."""
+    debtor = centrals[name].courses["debtor"]
+    known = WARM + debtor.late(0, WARM)
+    assert debtor.total() > 0, debtor
+    assert debtor.total(known, CENTRAL_SECONDS) == 0, debtor
+
+
+@pytest.mark.parametrize("name", KNOWING)
+def test_all_that_was_admitted_meanwhile_is_booked_once(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    run = centrals[name]
+    for user, cost in (("held", 1.0), ("modest", 1.0), ("debtor", 300.0)):
+        course = run.courses[user]
+        assert run.recorded[user] == cost * course.total(), (run.recorded, course)
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_a_central_that_knows_nothing_books_what_none_before_it_has_acknowledged(
+    centrals: dict[str, Outcome], name: str
+) -> None:
+    run = centrals[name]
+    # Reports are of whole slots. The last one that was due may still have been on its way.
+    unknown = math.floor(run.at["gone"])
+    for user in ("held", "modest"):
+        course = run.courses[user]
+        late = math.ceil(course.late(unknown - 3, unknown + 1))
+        least, most = course.total(unknown + BIN_SECONDS), course.total(unknown - 1 - late)
+        assert least <= run.recorded[user] <= most, (run.recorded, course)
+
+
+def test_nodes_that_know_another_central_have_fresh_quotas_of_it(
+    centrals: dict[str, Outcome],
+) -> None:
+    run = centrals["another"]
+    for states in run.states:
+        first = next(one for one in states if one.state == "fresh")
+        last = states[-1]
+        assert last.epoch > first.epoch, states
+        # The longest wait between two tries, and two slots: to report, and to be given something.
+        fresh = next(one for one in states if one.state == "fresh" and one.epoch == last.epoch)
+        late = run.courses["held"].late(run.at["back"], run.at["back"] + 6)
+        assert fresh.second <= run.at["back"] + 2 + 2 + late, (run.at, states)

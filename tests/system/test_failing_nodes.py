@@ -1,0 +1,84 @@
+"""Quotas with real processes: nodes that die, freeze and come back.
+
+- A node that has lost its central, or was met again, is not paced: it may take its share in the
+  first moments of a slot. So in a window of a second that follows such a change there may be two
+  slots' shares, and no more.
+- What a worker did between its last decision and a SIGKILL may not be written down: one request.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.system.fleet import Fleet, Traffic, begin_together, toml
+from tests.system.outcome import WARM, Outcome, assert_hardly_refused, assert_near, outcome
+
+NODES_SECONDS = 31.0
+HARMED = 100.0
+MODEST = 5.0  # requests per second on each node
+HARMED_BURST = 0.0
+ACTS = {"reporter": 5.3, "frozen": 8.3, "thawed": 14.3, "killed": 20.0, "restarted": 25.3}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Outcome]:
+    """Four nodes of two workers, and a fault at a time."""
+    traffic = [[Traffic("harmed", 3 * HARMED / 4), Traffic("modest", MODEST)] for _ in range(4)]
+    limits = toml(("harmed", HARMED, HARMED_BURST), ("modest", 40.0, HARMED_BURST))
+    with Fleet(limits, traffic, seconds=NODES_SECONDS) as fleet:
+        begin_together(fleet)
+        first, second, third, _ = fleet.nodes
+        do = {
+            "reporter": first.kill_reporter,
+            "frozen": second.freeze,
+            "thawed": second.thaw,
+            "killed": third.kill,
+            "restarted": lambda: fleet.restart(third),
+        }
+        at = {}
+        for act, planned in ACTS.items():
+            fleet.wait(planned)
+            at[act] = fleet.now
+            do[act]()
+        at["back"] = fleet.now  # the workers that were started again are there
+        yield outcome(fleet, "harmed", "modest", **at)
+
+
+def test_another_worker_reports_when_the_reporting_one_is_killed(nodes: Outcome) -> None:
+    # The demand of the three others and of one worker is still more than the limit.
+    begin, end = nodes.at["reporter"] - 1, nodes.at["frozen"]
+    assert_near(nodes.courses["harmed"], HARMED, begin, end, least=0.95)
+
+
+@pytest.mark.parametrize(("gone", "back"), [("frozen", "thawed"), ("killed", "restarted")])
+def test_the_share_of_a_node_that_is_gone_goes_to_the_others_in_three_slots(
+    nodes: Outcome, gone: str, back: str
+) -> None:
+    harmed = nodes.courses["harmed"]
+    begin, end = nodes.at[gone], nodes.at[back]
+    assert_near(harmed, HARMED, begin + 3, end, least=0.95)
+    # Before that the three others have what they had, less what is kept for the one that is gone.
+    assert_near(harmed, HARMED, begin, begin + 3, least=0.5)
+
+
+@pytest.mark.parametrize("act", ["thawed", "back"])
+def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, act: str) -> None:
+    harmed = nodes.courses["harmed"]
+    back = nodes.at[act]
+    end = min(back + 5.5, NODES_SECONDS)
+    assert harmed.over(1, HARMED, back - 1, end) <= 1.05, harmed
+    # What it was promised and did not use is free again; a bucket holds a slot's refill at least.
+    saved = max(HARMED_BURST, 1.0) * HARMED
+    assert harmed.total(back, end) <= 1.05 * HARMED * (end - back) + saved, harmed
+    assert_near(harmed, HARMED, back + 3, end, least=0.95)
+
+
+def test_users_within_their_limit_do_not_notice_that_nodes_die(nodes: Outcome) -> None:
+    # A node that has forgotten them has to meet them anew.
+    assert_hardly_refused(nodes.courses["modest"], WARM, NODES_SECONDS, most=2 * MODEST)
+
+
+def test_nothing_that_a_killed_worker_let_through_is_lost_or_booked_twice(nodes: Outcome) -> None:
+    killed = 3
+    for user, course in nodes.courses.items():
+        assert abs(nodes.recorded[user] - course.total()) <= killed, (nodes.recorded, course)

@@ -1,9 +1,9 @@
 """A central to talk to: the real state machine behind a small websocket server, in a thread."""
 
 import asyncio
+import socket
 import threading
 import time
-from collections.abc import Callable
 
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -11,8 +11,21 @@ from websockets.exceptions import ConnectionClosed
 from headgate.quota import CentralState, Entry, Ledger
 from headgate.quota.protocol import Ack, Quota, Report
 from headgate.quota.wire import SUBPROTOCOL, CentralWire
+from tests.waits import PATIENCE
 
-__all__ = ["SmallCentral", "wait_until"]
+__all__ = ["SmallCentral", "reserve_port"]
+
+
+def reserve_port() -> socket.socket:
+    """A socket that keeps a port of 127.0.0.1 for a server that comes and goes.
+
+    It does not listen: while the server is away connections are refused. A server that names the
+    port, with SO_REUSEADDR as most do, can have it; the kernel gives it to nobody who takes any.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 class SmallCentral:
@@ -20,7 +33,8 @@ class SmallCentral:
 
     def __init__(self, entries: list[Entry]) -> None:
         self.reports: list[Report] = []
-        self.port = 0
+        self._reserved = reserve_port()
+        self.port: int = self._reserved.getsockname()[1]
         self.state: CentralState | None = None
         self._entries = entries
         self._thread: threading.Thread | None = None
@@ -55,13 +69,24 @@ class SmallCentral:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(ready,))
         self._thread.start()
-        assert ready.wait(5)
+        assert ready.wait(PATIENCE), f"it does not listen on port {self.port}"
+
+    def pause(self, seconds: float) -> None:
+        """Take connections and bytes, as the kernel does, but read none of them for a while."""
+        self._loop.call_soon_threadsafe(time.sleep, seconds)
 
     def stop(self) -> None:
         """Be gone, as if killed: connections are cut without a word."""
         self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join()
+        self._thread.join(PATIENCE)
+        assert not self.is_up, "its thread does not end"
         self._loop.close()
+
+    def close(self) -> None:
+        """Stop for good, and give its port away."""
+        if self.is_up:
+            self.stop()
+        self._reserved.close()
 
     def _run(self, ready: threading.Event) -> None:
         self._loop.run_until_complete(self._serve(ready))
@@ -81,7 +106,6 @@ class SmallCentral:
             compression=None,
             close_timeout=0.1,
         ) as server:
-            self.port = server.sockets[0].getsockname()[1]
             ticking = asyncio.create_task(self._tick())
             ready.set()
             await self._stopped.wait()
@@ -119,11 +143,3 @@ class SmallCentral:
             pass
         finally:
             del self._wires[connection]
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 10.0) -> None:
-    """Until it holds; a test fails that waits too long."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"waited {seconds} s in vain"
-        time.sleep(0.005)

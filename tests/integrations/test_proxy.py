@@ -13,6 +13,8 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,18 @@ from headgate import cli
 from headgate.integrations.node_command import listen
 from headgate.integrations.proxy import BoundedProtocol, Proxy
 from headgate.quota import Entry
-from tests.small_central import SmallCentral, wait_until
+from tests.small_central import SmallCentral, reserve_port
+from tests.waits import PATIENCE, Output, wait_for
+
+pytestmark = pytest.mark.xdist_group("proxy")  # they share three processes
 
 MEGABYTE = 1 << 20
 LARGE = 48 * MEGABYTE
 
 UPSTREAM = """
 import asyncio, json, socket, uvicorn
-gone = []
+gone, slow = [], []
+release = asyncio.Event()
 
 async def app(scope, receive, send):
     path, size = scope["path"], 0
@@ -64,11 +70,19 @@ async def app(scope, receive, send):
         headers = [(b"content-length", b"100")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
-    elif path == "/slow":
-        await asyncio.sleep(1.5)  # until it was reported as running, which takes a real slot
+    elif path == "/slow":  # until /release is asked for, or the client has gone
+        slow.append(scope["query_string"].decode())
+        waits = [asyncio.ensure_future(one) for one in (release.wait(), receive())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         await answer(b"late")
+    elif path == "/release":
+        release.set()
+        release.clear()
+        await answer(b"[]")
     elif path == "/gone":
         await answer(json.dumps(gone).encode())
+    elif path == "/running":  # of /slow, by query
+        await answer(json.dumps(slow).encode())
     elif path == "/304":
         await send({"type": "http.response.start", "status": 304, "headers": [(b"etag", b"e")]})
         await send({"type": "http.response.body", "body": b""})
@@ -80,7 +94,7 @@ async def app(scope, receive, send):
                      (b"connection", b"x-private"), (b"x-private", b"1"), status=201)
 
 listener = socket.create_server(("127.0.0.1", 0))
-print(listener.getsockname()[1], flush=True)
+print("port", listener.getsockname()[1], flush=True)
 uvicorn.Server(uvicorn.Config(app, log_level="critical")).run(sockets=[listener])
 """
 
@@ -90,20 +104,22 @@ def upstream() -> Iterator[str]:
     command = [sys.executable, "-c", UPSTREAM]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        process.kill()
+        try:
+            yield f"http://127.0.0.1:{Output(process.stdout).wait_for('port').split()[1]}"
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
 def central() -> Iterator[SmallCentral]:
     entries = [
-        Entry("front", "ann", rates={"requests": 5.0}, burst_seconds=1.0),
+        Entry("front", "ann", rates={"requests": 1.0}, burst_seconds=1.0),
         Entry("front", "*", rates={"requests": 1000.0, "traffic_up": 1e12, "traffic_down": 1e12}),
     ]
     made = SmallCentral(entries)
     made.start()
     yield made
-    made.stop()
+    made.close()
 
 
 class Node:
@@ -112,7 +128,7 @@ class Node:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         self.process = process
-        line = process.stdout.readline()
+        line = Output(process.stdout).wait_for("listens on")
         found = re.fullmatch(r"headgate node (\S+) listens on http://127\.0\.0\.1:(\d+)\n", line)
         assert found is not None, line
         self.node_id = found[1]
@@ -127,7 +143,7 @@ class Node:
             return answer.status, answer.read()
 
     def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
 
     @property
     def most_memory(self) -> int:
@@ -137,9 +153,11 @@ class Node:
 
 
 @contextlib.contextmanager
-def headgate_node(upstream: str, central: str, shared: Path, *options: str) -> Iterator[Node]:
+def headgate_node(
+    upstream: str, central: str, shared: Path, *options: str, port: int = 0
+) -> Iterator[Node]:
     command = [
-        *(sys.executable, "-m", "headgate", "node", "--listen", "127.0.0.1:0"),
+        *(sys.executable, "-m", "headgate", "node", "--listen", f"127.0.0.1:{port}"),
         *("--upstream", upstream, "--central", central, "--service", "front"),
         *("--shared", str(shared), *(options or ("--user-header", "x-user"))),
     ]
@@ -149,7 +167,7 @@ def headgate_node(upstream: str, central: str, shared: Path, *options: str) -> I
         finally:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(PATIENCE)
             finally:
                 process.kill()
 
@@ -216,15 +234,17 @@ def test_large_bodies_are_streams_in_both_directions_and_are_counted(
     pieces = (b"x" * MEGABYTE for _ in range(LARGE // MEGABYTE))
     status, body = node.ask("/up", method="POST", user="carl", body=pieces)
     assert (status, json.loads(body)[3]) == (201, LARGE)
-    with socket.create_connection(("127.0.0.1", node.port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", node.port), timeout=PATIENCE) as client:
         # One who reads in small bites holds the upstream up, and not the memory here.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 10)
         client.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\nX-User: carl\r\n\r\n")
         received = 0
         while received < LARGE:
-            received += len(client.recv(256 << 10))
+            piece = client.recv(256 << 10)
+            assert piece, f"it ended after {received} bytes"
+            received += len(piece)
     assert node.most_memory - before < 16 * MEGABYTE
-    wait_until(lambda: central.consumed("front", "carl", "requests") == 3)
+    wait_for(lambda: central.consumed("front", "carl", "requests") == 3)
     assert central.consumed("front", "carl", "traffic_up") == LARGE
     assert central.consumed("front", "carl", "traffic_down") > LARGE
 
@@ -233,20 +253,21 @@ def test_who_is_over_his_limit_gets_429_and_the_upstream_nothing(
     node: Node, central: SmallCentral
 ) -> None:
     node.ask("/", user="ann")
-    wait_until(lambda: central.consumed("front", "ann", "requests") == 1)
-    statuses = [node.ask("/", user="ann")[0] for _ in range(60)]
-    assert statuses.count(201) <= 30  # a second or two
-    assert set(statuses) == {201, 429}
-    while True:
-        status, body = node.ask("/", user="ann")
-        if status == 429:
-            break
-    assert json.loads(body)["violated-policies"] == ["requests"]
+    wait_for(lambda: central.consumed("front", "ann", "requests") == 1)
+    began = time.monotonic()
+    answers = [node.ask("/", user="ann") for _ in range(60)]
+    took = time.monotonic() - began
+    refused = [json.loads(body) for status, body in answers if status == 429]
+    passed = [status for status, _ in answers if status == 201]
+    assert len(passed) + len(refused) == 60
+    assert len(passed) <= 10 + took  # of a slot without a central, and of one second after another
+    assert {tuple(one["violated-policies"]) for one in refused} == {("requests",)}
     assert node.ask("/", user="bob")[0] == 201
+    wait_for(lambda: central.consumed("front", "ann", "requests") == 1 + len(passed))
 
 
 def raw(port: int, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         client.sendall(request)
         answer = b""
         while b"\r\n\r\n" not in answer:
@@ -279,7 +300,7 @@ def test_what_is_not_passed_on_is_refused_with_a_reason(
 
 def test_header_lines_without_end_are_cut_off(node: Node) -> None:
     before = node.most_memory
-    with socket.create_connection(("127.0.0.1", node.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", node.port), timeout=PATIENCE) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nX: ")
         with contextlib.suppress(ConnectionError):
             for _ in range(1000):
@@ -290,13 +311,13 @@ def test_header_lines_without_end_are_cut_off(node: Node) -> None:
 
 def test_a_client_that_goes_away_ends_the_request_at_the_upstream(node: Node) -> None:
     for path in ("/endless", "/quiet"):
-        with socket.create_connection(("127.0.0.1", node.port), timeout=10) as client:
+        with socket.create_connection(("127.0.0.1", node.port), timeout=PATIENCE) as client:
             client.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-            while b"first" not in client.recv(65536):
-                pass
-    with socket.create_connection(("127.0.0.1", node.port), timeout=10) as client:
+            with client.makefile("rb") as answer:
+                assert any(b"first" in line for line in answer)
+    with socket.create_connection(("127.0.0.1", node.port), timeout=PATIENCE) as client:
         client.sendall(b"POST /half HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nhalf")
-    wait_until(lambda: {"/endless", "/quiet"} <= set(json.loads(node.ask("/gone")[1])))
+    wait_for(lambda: {"/endless", "/quiet"} <= set(json.loads(node.ask("/gone")[1])))
     assert node.ask("/")[0] == 201
 
 
@@ -315,13 +336,15 @@ def test_a_stop_lets_running_requests_end_and_says_good_bye(
     options = ("--user-header", "x-user", "--node-id", "edge-2")
     with headgate_node(upstream, central.url, tmp_path / "memory", *options) as node:
         answers: list[tuple[int, bytes]] = []
-        client = threading.Thread(target=lambda: answers.append(node.ask("/slow", user="dora")))
+        client = threading.Thread(target=lambda: answers.append(node.ask("/slow?1", user="dora")))
         client.start()
-        # It is told as running.
-        wait_until(lambda: any("dora" in one.lines.get("front", {}) for one in central.reports))
+        wait_for(lambda: "1" in get(f"{upstream}/running"))
         node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(10) == 0
-        client.join()
+        wait_for(lambda: not is_listening(node.port))
+        assert not answers
+        get(f"{upstream}/release")
+        assert node.process.wait(PATIENCE) == 0
+        client.join(PATIENCE)
     assert answers == [(200, b"late")]
     assert [one.leaving for one in central.reports if one.node == "edge-2"][-1]
     assert central.consumed("front", "dora", "traffic_down") == 4
@@ -335,13 +358,13 @@ def test_workers_share_a_socket_and_are_replaced_when_they_die(
         assert node.node_id == "edge-1"
         assert node.ask("/")[0] == 201
         children = Path(f"/proc/{node.process.pid}/task/{node.process.pid}/children")
-        wait_until(lambda: len(children.read_text().split()) == 2)
+        wait_for(lambda: len(children.read_text().split()) == 2)
         first = children.read_text().split()
         os.kill(int(first[0]), signal.SIGKILL)
-        wait_until(lambda: len(set(children.read_text().split()) - {first[0]}) == 2)
+        wait_for(lambda: len(set(children.read_text().split()) - {first[0]}) == 2)
         assert node.ask("/")[0] == 201
         node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(10) == 0
+        assert node.process.wait(PATIENCE) == 0
         assert not any(Path(f"/proc/{child}").exists() for child in first)
 
 
@@ -349,17 +372,35 @@ def test_workers_end_and_say_good_bye_when_their_parent_is_killed(
     upstream: str, central: SmallCentral, tmp_path: Path
 ) -> None:
     options = ("--user-address", "--workers", "2", "--node-id", "edge-3")
-    with headgate_node(upstream, central.url, tmp_path / "memory", *options) as node:
+    with (
+        reserve_port() as reserved,
+        headgate_node(
+            upstream,
+            central.url,
+            tmp_path / "memory",
+            *options,
+            port=reserved.getsockname()[1],
+        ) as node,
+    ):
         assert node.ask("/")[0] == 201
         children = Path(f"/proc/{node.process.pid}/task/{node.process.pid}/children")
-        wait_until(lambda: len(children.read_text().split()) == 2)
+        wait_for(lambda: len(children.read_text().split()) == 2)
         workers = children.read_text().split()
-        wait_until(lambda: any(one.node == "edge-3" for one in central.reports))
+        wait_for(lambda: any(one.node == "edge-3" for one in central.reports))
         node.process.kill()
-        wait_until(lambda: not any(is_running(worker) for worker in workers))
-        with socket.create_server(("127.0.0.1", node.port)):  # the port is free again
-            pass
+        wait_for(lambda: not any(is_running(worker) for worker in workers))
+        assert not is_listening(node.port)
     assert [one.leaving for one in central.reports if one.node == "edge-3"][-1]
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+        return json.load(answer)
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def is_running(process: str) -> bool:
@@ -434,7 +475,8 @@ def serving(proxy: Proxy) -> Iterator[int]:
         yield listener.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
         listener.close()
 
 
@@ -443,7 +485,7 @@ def test_an_upstream_that_is_away_is_502_and_one_that_is_slow_504(upstream: str)
         answer = raw(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 502 Bad Gateway")
     with serving(Proxy(upstream, read_timeout=0.05)) as port:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         connection.request("GET", "/slow")
         answer = connection.getresponse()
         assert answer.status == 504
@@ -460,7 +502,7 @@ def test_an_upstream_may_have_a_path(upstream: str) -> None:
     proxy = Proxy(f"{upstream}/base/")
     assert repr(proxy) == f"Proxy('{upstream}/base')"
     with serving(proxy) as port:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         connection.request("GET", "/a?b=c")
         assert json.loads(connection.getresponse().read())[1] == "/base/a?b=c"
         connection.close()
@@ -497,7 +539,7 @@ def tls_upstream(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         *("-nodes", "-days", "2", "-subj", "/CN=localhost"),
         *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)),
     ]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hello)
@@ -509,7 +551,7 @@ def tls_upstream(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     thread.start()
     yield f"https://127.0.0.1:{server.server_port}", cert
     server.shutdown()
-    thread.join()
+    thread.join(PATIENCE)
     server.server_close()
 
 

@@ -26,6 +26,7 @@ from headgate.integrations.quota import QuotaASGIMiddleware, QuotaWSGIMiddleware
 from headgate.integrations.requests import Request
 from headgate.integrations.troubles import Troubles
 from headgate.quota.reporter import Reporter
+from tests.waits import PATIENCE
 
 Totals = dict[str, dict[str, float]]
 
@@ -277,7 +278,7 @@ def test_a_cancelled_request_is_booked(node: Node) -> None:
         middleware = QuotaASGIMiddleware(app, node, service="front", user=lambda request: "ann")
         scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": None}
         running = asyncio.create_task(middleware(scope, None, send))  # type: ignore[arg-type]
-        await began.wait()
+        await asyncio.wait_for(began.wait(), PATIENCE)
         assert held(node) == 1.0
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -589,7 +590,7 @@ def test_flask_is_metered_in_all_its_threads(node: Node, clock: ManualClock) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(PATIENCE)
     each = {"requests": 2, "traffic_up": 6, "traffic_down": 10}
     each |= {"database_read": 6, "database_write": 2}
     assert consumed(node) == {f"user-{i}": each for i in range(8)}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from headgate.quota import Entry
-from tests.small_central import SmallCentral, wait_until
+from tests.small_central import SmallCentral
 
 
 @pytest.fixture
@@ -20,10 +20,4 @@ def make_central() -> Iterator[Callable[..., SmallCentral]]:
 
     yield make
     for central in made:
-        if central.is_up:
-            central.stop()
-
-
-@pytest.fixture(name="wait_until")
-def _wait_until() -> Callable[..., None]:
-    return wait_until
+        central.close()

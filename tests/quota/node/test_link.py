@@ -3,8 +3,8 @@
 import asyncio
 import http
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing, suppress
 from typing import Any
 
 import pytest
@@ -17,6 +17,8 @@ from headgate.quota.node.backoff import Backoff
 from headgate.quota.node.link import Link, LinkOptions
 from headgate.quota.protocol import Ack, Ask, Quota, Report
 from headgate.quota.wire import SUBPROTOCOL, CentralWire
+from tests.small_central import reserve_port
+from tests.waits import PATIENCE
 
 Talk = Callable[[ServerConnection], Awaitable[None]]
 
@@ -28,7 +30,11 @@ class Peer:
         self.headers: list[Any] = []
         self.heard: list[Report | Ask] = []
         self.closed: list[tuple[int | None, str | None]] = []
-        self.port = 0
+        self._reserved = reserve_port()
+        self.port = self._reserved.getsockname()[1]
+
+    def close(self) -> None:
+        self._reserved.close()
 
     @asynccontextmanager
     async def listening(self, talk: Talk | None = None, **options: Any) -> AsyncIterator[str]:
@@ -41,8 +47,7 @@ class Peer:
             self.closed.append((connection.close_code, connection.close_reason))
 
         options = {"subprotocols": [SUBPROTOCOL], "compression": None} | options
-        async with serve(handle, "127.0.0.1", self.port, close_timeout=0.1, **options) as server:
-            self.port = server.sockets[0].getsockname()[1]
+        async with serve(handle, "127.0.0.1", self.port, **options):
             yield f"ws://127.0.0.1:{self.port}/"
 
     async def listen(self, connection: ServerConnection) -> None:
@@ -62,8 +67,9 @@ class Peer:
 
 
 @pytest.fixture
-def peer() -> Peer:
-    return Peer()
+def peer() -> Iterator[Peer]:
+    with closing(Peer()) as made:
+        yield made
 
 
 def make_link(
@@ -88,10 +94,12 @@ async def running(link: Link) -> AsyncIterator[Link]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(holds: Callable[[], object], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():  # noqa: ASYNC110 (whatever it is that it waits for)
-            await asyncio.sleep(0.002)
+async def until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not (seen := holds()):
+        assert loop.time() < end, f"did not happen within {seconds:g} s; last seen: {seen!r}"
+        await asyncio.sleep(0.002)
 
 
 def report(sequence: int, sent: float = 0.0) -> Report:
@@ -266,8 +274,7 @@ def test_a_frame_that_makes_no_sense_ends_its_connection_with_a_reason(
 
 
 def test_a_redirect_is_not_followed_with_our_token(peer: Peer) -> None:
-    async def story() -> None:
-        elsewhere = Peer()
+    async def story(elsewhere: Peer) -> None:
         async with elsewhere.listening() as there:
 
             def redirect(connection: ServerConnection, request: Request) -> Response:
@@ -283,7 +290,8 @@ def test_a_redirect_is_not_followed_with_our_token(peer: Peer) -> None:
                 assert "302" in str(link.standing.last_error)
         assert elsewhere.headers == []
 
-    asyncio.run(story())
+    with closing(Peer()) as elsewhere:
+        asyncio.run(story(elsewhere))
 
 
 def test_what_fails_in_the_receiver_is_told_and_tried_again(

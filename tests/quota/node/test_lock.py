@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headgate.errors import ConfigError
 from headgate.quota.node.lock import ReporterLock
+from tests.waits import Output, wait_for
 
 HOLD = """
 import sys
@@ -62,17 +62,19 @@ def test_who_closes_without_having_reported_may_be_the_last(path: Path) -> None:
     lock.drop()
 
 
-def test_a_killed_process_holds_nothing(path: Path, wait_until: Callable[..., None]) -> None:
+def test_a_killed_process_holds_nothing(path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
+        Output(process.stdout).wait_for("held")
         lock = ReporterLock(path)
         assert lock.enter()
         assert not lock.take()
         assert lock.reporter() == process.pid
         process.send_signal(signal.SIGKILL)
-        wait_until(lock.take)
+        wait_for(lock.take)
         lock.drop()
 
 

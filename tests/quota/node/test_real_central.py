@@ -2,7 +2,6 @@
 
 import logging
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -10,8 +9,7 @@ import pytest
 
 from headgate import Central, Node
 from headgate.quota import Entry
-
-WaitUntil = Callable[..., None]
+from tests.waits import PATIENCE, wait_for
 
 NODE, ADMIN = "node-token-1", "admin-token-1"
 LIMITS = [Entry("front", "ann", rates={"requests": 50.0})]
@@ -26,12 +24,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         *("-nodes", "-days", "2", "-subj", "/CN=localhost"),
         *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)),
     ]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
     return cert, key
 
 
 def test_a_node_with_its_token_gets_its_shares_over_tls(
-    certificate: tuple[Path, Path], tmp_path: Path, wait_until: WaitUntil
+    certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     cert, key = certificate
     with (
@@ -54,11 +52,11 @@ def test_a_node_with_its_token_gets_its_shares_over_tls(
     ):
         assert node.centrals[0].startswith("wss://127.0.0.1:")
         node.consume("front", "ann", {"requests": 1.0})
-        wait_until(lambda: node.allows("front", "ann") and "fresh" in node.status().users["front"])
+        wait_for(lambda: node.allows("front", "ann") and "fresh" in node.status().users["front"])
 
 
 def test_a_certificate_that_is_not_trusted_is_an_error_that_says_so(
-    certificate: tuple[Path, Path], tmp_path: Path, wait_until: WaitUntil
+    certificate: tuple[Path, Path], tmp_path: Path
 ) -> None:
     cert, key = certificate
     tls = {"tls_cert": str(cert), "tls_key": str(key)}
@@ -68,14 +66,12 @@ def test_a_certificate_that_is_not_trusted_is_an_error_that_says_so(
             central.url, node_id="web", services=["front"], shared=str(tmp_path / "memory")
         ) as node,
     ):
-        wait_until(lambda: node.status().centrals and node.status().centrals[0].last_error)
+        wait_for(lambda: node.status().centrals and node.status().centrals[0].last_error)
         assert "CERTIFICATE_VERIFY_FAILED" in str(node.status().centrals[0].last_error)
 
 
 @pytest.mark.parametrize("token", [None, "wrong-token"])
-def test_a_node_without_the_token_is_denied_and_says_so(
-    token: str | None, tmp_path: Path, wait_until: WaitUntil
-) -> None:
+def test_a_node_without_the_token_is_denied_and_says_so(token: str | None, tmp_path: Path) -> None:
     with (
         Central(LIMITS, listen="127.0.0.1:0", node_token=NODE, admin_token=ADMIN) as central,
         Node(
@@ -86,26 +82,24 @@ def test_a_node_without_the_token_is_denied_and_says_so(
             shared=str(tmp_path / "memory"),
         ) as node,
     ):
-        wait_until(lambda: node.status().centrals and node.status().centrals[0].last_error)
+        wait_for(lambda: node.status().centrals and node.status().centrals[0].last_error)
         assert "denied" in str(node.status().centrals[0].last_error)
         assert node.allows("front", "ann")  # the fallback holds
 
 
-def test_a_node_with_another_slot_length_is_refused_with_the_reason(
-    tmp_path: Path, wait_until: WaitUntil
-) -> None:
+def test_a_node_with_another_slot_length_is_refused_with_the_reason(tmp_path: Path) -> None:
     with (
         Central(LIMITS, listen="127.0.0.1:0", slot_seconds=0.5) as central,
         Node(
             central.url, node_id="web", services=["front"], shared=str(tmp_path / "memory")
         ) as node,
     ):
-        wait_until(lambda: node.status().centrals and node.status().centrals[0].last_error)
+        wait_for(lambda: node.status().centrals and node.status().centrals[0].last_error)
         assert "slot" in str(node.status().centrals[0].last_error)
 
 
 def test_a_service_that_the_central_does_not_know_is_told_once_and_again_when_it_changes(
-    tmp_path: Path, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headgate.quota.node")
 
@@ -131,17 +125,18 @@ def test_a_service_that_the_central_does_not_know_is_told_once_and_again_when_it
             shared=str(tmp_path / "memory"),
         ) as node,
     ):
-        wait_until(lambda: told() == [warning])
+        wait_for(lambda: told() == [warning])
         slot = node.status().slot
         assert slot is not None
-        wait_until(lambda: (node.status().slot or 0) > slot + 3)
+        wait_for(lambda: (node.status().slot or 0) > slot + 3)
         assert told() == [warning]
         assert node.status().unlimited == ("frnt",)
         assert 'headgate_node_service_unlimited{node="web",service="frnt"} 1' in node.metrics()
         limits = f"{central.url}/api/limits"
         entry = {"service": "frnt", "user": "*", "requests": 5}
-        httpx.put(limits, json=entry).raise_for_status()
-        wait_until(lambda: told() == [warning, relief])
+        httpx.put(limits, json=entry, timeout=PATIENCE).raise_for_status()
+        wait_for(lambda: told() == [warning, relief])
         assert node.status().unlimited == ()
-        httpx.delete(limits, params={"service": "frnt", "user": "*"}).raise_for_status()
-        wait_until(lambda: told() == [warning, relief, warning])
+        place = {"service": "frnt", "user": "*"}
+        httpx.delete(limits, params=place, timeout=PATIENCE).raise_for_status()
+        wait_for(lambda: told() == [warning, relief, warning])

@@ -18,6 +18,8 @@ from headgate import ManualClock, Node, Throttled
 from headgate.errors import ConfigError
 from headgate.quota import Entry
 from headgate.quota.node import EndNodeStatus
+from headgate.quota.node.lock import ReporterLock
+from headgate.quota.node.reporting import Reporting
 from tests.waits import PATIENCE, Output, wait_for
 
 MakeCentral = Callable[..., Any]
@@ -198,6 +200,38 @@ def test_the_last_to_close_says_that_the_node_leaves(
     assert not any(report.leaving for report in central.reports)
     second.close()
     assert central.reports[-1].leaving
+
+
+def test_a_worker_is_present_before_its_thread_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a sibling that exits meanwhile would take itself for the last."""
+    runs = threading.Event()
+    main = Reporting._main
+
+    def main_when_it_runs(reporting: Reporting) -> None:
+        runs.wait(PATIENCE)
+        main(reporting)
+
+    monkeypatch.setattr(Reporting, "_main", main_when_it_runs)
+    shared = str(tmp_path / "memory")
+    with Node("ws://127.0.0.1:9", node_id="web", services=["front"], shared=shared):
+        sibling = ReporterLock(f"{shared}.lock")
+        assert sibling.enter()
+        assert not sibling.is_last()
+        sibling.drop()
+        runs.set()
+
+
+def test_a_good_bye_waits_for_a_central_that_pauses(
+    make_central: MakeCentral, make_node: MakeNode
+) -> None:
+    central = make_central()
+    central.pause(1.2)
+    with make_node(central) as node:
+        node.consume("front", "ann", {"requests": 5.0})
+    wait_for(lambda: central.reports and central.reports[-1].leaving)
+    assert central.consumed("front", "ann", "requests") == 5.0
 
 
 def test_one_that_never_reported_says_it_if_it_is_the_last(

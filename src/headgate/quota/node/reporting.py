@@ -9,7 +9,10 @@ Rules:
 - No request waits for this thread. It looks for newcomers every 5 ms, which is what a user whom
   the host has not met waits for before he is told to the leader.
 - The last worker that closes says that the node leaves, so that its promised shares go back to
-  the others at once. If that is one that did not report, it connects for it, for a second at most.
+  the others at once. If that is one that did not report, it connects for it. Either takes three
+  seconds at most: a machine may pause for one of them.
+- A worker is present from the moment it is made, before its thread runs: a sibling that exits
+  meanwhile must not take itself for the last.
 - After a fork nothing of the parent's is used: `abandon` lets go of its descriptors in the child.
 - A service that the leader has no limits for is told in the log, once: its users are all free, and
   a slip in its name looks the same.
@@ -42,7 +45,7 @@ __all__ = ["Reporting"]
 LOOK_FOR_ASKS = 0.005
 LOOK_WHEN_ALONE = 0.05
 TRY_AGAIN = 1.0
-LAST_WORDS = 1.0
+LAST_WORDS = 3.0
 JOIN_TIMEOUT = 5.0
 STATUS_TIMEOUT = 5.0
 
@@ -78,7 +81,7 @@ class Reporting:
         self._centrals = tuple(centrals)
         self._options = options
         self._lock = ReporterLock(f"{host.path}.lock")
-        self._lock.open()
+        self._lock.enter()  # or, while a last one is leaving, later in `_wait_for_turn`
         self._reporter: Reporter | None = None
         self._links: dict[str, Link] = {}
         self._times: QuotaTimes | None = None

@@ -23,7 +23,7 @@ import pytest
 import uvicorn
 
 from headgate import cli
-from headgate.integrations.node_command import listen
+from headgate.integrations.node_command import _Workers, listen
 from headgate.integrations.proxy import BoundedProtocol, Proxy
 from headgate.quota import Entry
 from tests.small_central import SmallCentral, reserve_port
@@ -366,6 +366,14 @@ def test_workers_share_a_socket_and_are_replaced_when_they_die(
         node.process.send_signal(signal.SIGTERM)
         assert node.process.wait(PATIENCE) == 0
         assert not any(Path(f"/proc/{child}").exists() for child in first)
+
+
+def test_no_worker_is_started_after_the_signal_to_stop() -> None:
+    """Nobody would tell it to stop, and its parent would wait for it for ever."""
+    workers = _Workers(lambda parent: None, 2)
+    workers._stop(signal.SIGTERM, None)
+    workers._fork()
+    assert workers._started == {}
 
 
 def test_workers_end_and_say_good_bye_when_their_parent_is_killed(

@@ -198,12 +198,15 @@ class _Workers:
             log.error("worker %d ended: %d", process, os.waitstatus_to_exitcode(status))
             if time.monotonic() - began < SOON:
                 time.sleep(SOON)
-            if not self._is_stopping:
-                self._fork()
+            self._fork()
 
     def _fork(self) -> None:
-        # No signal may come between the fork and the note of it: nobody would pass it on.
+        """Start a worker, unless a signal to stop has come."""
+        # None may come between this look, the fork and the note of it: nobody would pass it on.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        if self._is_stopping:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            return
         process = os.fork()
         if process == 0:
             code = 1

@@ -60,33 +60,46 @@ def _ack(report: Report, time: float, sequence: int | None = None) -> Ack:
     return Ack("c1", True, 1, report.boot, booked, report.sent, time)
 
 
+# Three processes that begin at the same time, when a line is read.
 _TAKE_ALL = """
-import sys
+import os, sys
 from headgate.quota._host import Host
-fallback = {"requests": float(sys.argv[2])}
-host = Host("n1", ["front"], shared=sys.argv[1], fallback=fallback, slot_seconds=float(sys.argv[3]))
-print("ready", flush=True)
+
+def work(number):
+    shared, rate, slot_seconds = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+    host = Host("n1", shared=shared, fallback={"requests": rate}, slot_seconds=slot_seconds)
+    print("ready", number, flush=True)
+    os.read(begin, 1)
+    passed = 0
+    for _ in range(20_000):
+        if host.allows("front", "ann", {"requests": 1.0}):
+            passed += 1
+            host.consume("front", "ann", {"requests": 1.0})
+    print("passed", number, passed, flush=True)
+
+begin, end = os.pipe()
+for number in range(3):
+    if os.fork() == 0:
+        os.close(end)
+        try:
+            work(number)
+        finally:
+            os._exit(0)
 sys.stdin.readline()
-passed = 0
-for _ in range(20_000):
-    if host.allows("front", "ann", {"requests": 1.0}):
-        passed += 1
-        host.consume("front", "ann", {"requests": 1.0})
-print("passed", passed)
+os.close(end)
+for _ in range(3):
+    os.wait()
 """
 
 
 def test_processes_have_one_share_together(shared: str) -> None:
-    arguments = (shared, str(IN_A_SLOT / LONG), str(LONG))
-    with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(_run(_TAKE_ALL, *arguments)) for _ in range(3)]
-        outputs = [Output(worker.stdout) for worker in workers]
-        for output in outputs:
-            output.wait_for("ready")
-        for worker in workers:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-        passed = [int(output.wait_for("passed").split()[1]) for output in outputs]
+    with _run(_TAKE_ALL, shared, str(IN_A_SLOT / LONG), str(LONG)) as workers:
+        output = Output(workers.stdout)
+        for number in range(3):
+            output.wait_for(f"ready {number}")
+        workers.stdin.write("go\n")
+        workers.stdin.flush()
+        passed = [int(output.wait_for(f"passed {n}").split()[2]) for n in range(3)]
     assert sum(passed) == IN_A_SLOT
 
 

@@ -161,7 +161,9 @@ def headgate_node(
         *("--upstream", upstream, "--central", central, "--service", "front"),
         *("--shared", str(shared), *(options or ("--user-header", "x-user"))),
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
             yield Node(process)
         finally:
@@ -169,7 +171,8 @@ def headgate_node(
             try:
                 process.wait(PATIENCE)
             finally:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # workers, too
 
 
 @pytest.fixture(scope="module")
@@ -341,7 +344,8 @@ def test_a_stop_lets_running_requests_end_and_says_good_bye(
         wait_for(lambda: "1" in get(f"{upstream}/running"))
         node.process.send_signal(signal.SIGTERM)
         wait_for(lambda: not is_listening(node.port))
-        assert not answers
+        client.join(0.5)  # without grace it would be cut off within 0.1 s
+        assert client.is_alive()
         get(f"{upstream}/release")
         assert node.process.wait(PATIENCE) == 0
         client.join(PATIENCE)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,18 @@ def python(
 ) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", code, *arguments]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
     ) as process:
-        assert process.stdin is not None
         try:
             yield process
         finally:
-            process.kill()
-            process.stdin.close()  # a child that it forked reads the end of it
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it forked, too
 
 
 def test_a_user_gets_his_share_from_the_central_and_no_more(

@@ -36,22 +36,26 @@ print("started", flush=True)
 sys.stdin.read()
 """
 
-FORK = """
+FORK = r"""
 import os, sys, time
 from headgate import Node
+
+def tell(who):  # in one piece: both write there
+    os.write(1, f"{who} {os.getpid()} {node.status().is_reporting}\n".encode())
+
 node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
 node.start()
 while not (node.status().centrals and node.status().centrals[0].is_connected):
     time.sleep(0.005)
 if os.fork() == 0:
-    print("child", os.getpid(), node.status().is_reporting, flush=True)
+    tell("child")
     while not node.status().is_reporting:
         time.sleep(0.005)
     node.consume("front", "child", {"requests": 7})
     sys.stdin.read()
     node.close()
     os._exit(0)
-print("parent", os.getpid(), node.status().is_reporting, flush=True)
+tell("parent")
 sys.stdin.read()
 """
 

@@ -57,7 +57,7 @@ def clock() -> ManualClock:
 def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
-    server.kill()
+    server.close()
 
 
 @pytest.fixture

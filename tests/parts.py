@@ -1,4 +1,4 @@
-"""Real parts for tests, as processes of their own: a Redis that can be stopped and killed."""
+"""Real parts for tests, as processes of their own: web servers, and a Redis to stop and kill."""
 
 import os
 import shutil
@@ -6,13 +6,27 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-__all__ = ["RedisServer", "default_signals", "find_redis_server"]
+from tests.waits import PATIENCE, Output, wait_for
+
+__all__ = [
+    "ROOT",
+    "RedisServer",
+    "default_signals",
+    "find_redis_server",
+    "reserve_port",
+    "serving",
+]
+
+ROOT = Path(__file__).parent.parent
 
 
 def default_signals() -> None:
@@ -38,14 +52,64 @@ def find_redis_server() -> str:
     return found
 
 
-def _free_port() -> int:
-    """A port that is free, and below 55536: a node of a cluster takes the one 10000 above too."""
+def reserve_port(number: int = 0) -> socket.socket:
+    """A free port of 127.0.0.1, reserved for a server of the test until the socket is closed.
+
+    The socket is bound and does not listen, so no other program is given the port, before the
+    server starts and while it is down, and connections are refused until it listens. The server
+    must set SO_REUSEADDR, as Redis, asyncio, uvicorn and gunicorn do.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        reserved.bind(("127.0.0.1", number))
+    except BaseException:
+        reserved.close()
+        raise
+    return reserved
+
+
+@contextmanager
+def serving(*command: str, **environment: str) -> Iterator[int]:
+    """A web server, started by `python -m` with this command; PORT in it becomes what is yielded.
+
+    It accepts connections. What it wrote is shown with the test, should that fail.
+    """
+    with reserve_port() as reserved:
+        port = int(reserved.getsockname()[1])
+        process = subprocess.Popen(
+            [sys.executable, "-m", *(word.replace("PORT", str(port)) for word in command)],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        output = Output(process.stdout)
+
+        def accepts() -> bool:
+            assert process.poll() is None, f"it ended: {output.text()}"
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        try:
+            wait_for(accepts, 2 * PATIENCE)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(2 * PATIENCE)
+            sys.stdout.write(output.text())
+
+
+def _reserve_two_ports() -> tuple[socket.socket, socket.socket]:
+    """A node of a cluster takes the port 10000 above its own, too."""
     while True:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port: int = free.getsockname()[1]
-        if port < 55_536:
-            return port
+        first = reserve_port()
+        try:
+            return first, reserve_port(first.getsockname()[1] + 10_000)
+        except (OSError, OverflowError):  # in use, or there is no such port
+            first.close()
 
 
 class RedisServer:
@@ -58,7 +122,8 @@ class RedisServer:
         self._program = find_redis_server()
         self._directory = directory
         self._options = options
-        self.port = _free_port()
+        self._reserved = _reserve_two_ports()
+        self.port: int = self._reserved[0].getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -72,8 +137,13 @@ class RedisServer:
 
     @property
     def client(self) -> "redis.Redis":
-        """redis-py, to look at what is there from outside."""
-        return redis.Redis(port=self.port, decode_responses=True)
+        """redis-py, to look at what is there from outside. It sends no command a second time."""
+        return redis.Redis(
+            port=self.port,
+            decode_responses=True,
+            socket_timeout=PATIENCE,
+            retry=Retry(NoBackoff(), 0),
+        )
 
     def start(self) -> None:
         config = [one for one in self._options[:1] if not one.startswith("--")]
@@ -89,29 +159,41 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        end = time.monotonic() + 10
-        while True:
-            try:
-                with self.client as client:
-                    client.ping()
-                return
-            except redis.RedisError:
-                if time.monotonic() > end or self._process.poll() is not None:
-                    raise
-                time.sleep(0.005)  # a process of its own needs its time to start
+        wait_for(self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            with self.client as client:
+                client.ping()
+        except redis.RedisError:
+            assert self._process is not None
+            assert self._process.poll() is None, f"it ended: {self._process.args}"
+            return False
+        return True
 
     def stop(self) -> None:
         """Stop it as a hanging machine would: connections stay open, nobody answers."""
+        # If it is stopped just now by somebody else (see busy.py), their SIGCONT would end our
+        # stop, so that one must be over first.
+        wait_for(lambda: not self._is_stopped())
         self._signal(signal.SIGSTOP)
+        wait_for(self._is_stopped)
 
     def cont(self) -> None:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
+        """Kill it; it can be started again."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
-            self._process.wait()
+            self._process.wait(PATIENCE)
             self._process = None
+
+    def close(self) -> None:
+        """Kill it for good."""
+        self.kill()
+        for reserved in self._reserved:
+            reserved.close()
 
     def restart(self) -> None:
         self.kill()
@@ -125,6 +207,11 @@ class RedisServer:
         with self.client as client:
             client.flushall()
             client.script_flush()
+
+    def _is_stopped(self) -> bool:
+        assert self._process is not None
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "T"
 
     def _signal(self, number: int) -> None:
         assert self._process is not None

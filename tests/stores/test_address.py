@@ -8,6 +8,9 @@ import pytest
 
 from headgate.stores.address import Endpoint, parse_address
 from headgate.stores.topology import Topology, slot_of
+from tests.waits import PATIENCE
+
+RUN: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 90}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_a_literal_address_needs_no_lookup_and_a_name_does() -> None:
     assert topology.sockets(Endpoint("::1", 1)) == [(socket.AF_INET6, ("::1", 1))]
     assert topology.sockets(Endpoint("/run/x", 0)) == [(socket.AF_UNIX, "/run/x")]
     assert topology.sockets(Endpoint("localhost", 1)) is None
-    found = topology.name(Endpoint("localhost", 1)).wait(10)
+    found = topology.name(Endpoint("localhost", 1)).wait(PATIENCE)
     assert topology.sockets(Endpoint("localhost", 1)) == found
 
 
@@ -100,7 +103,7 @@ def test_slots_are_those_of_redis() -> None:
 
 def test_importing_headgate_imports_neither_redis_nor_hiredis() -> None:
     code = "import sys, headgate; print([m for m in ('redis', 'hiredis') if m in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", code], **RUN, check=True)
     assert run.stdout == "[]\n"
 
 
@@ -111,6 +114,6 @@ def test_a_missing_package_is_named(missing: str) -> None:
         "from headgate import RedisKeyed\n"
         "RedisKeyed('redis://127.0.0.1:1', '1/s', on_error='deny').allow('a')"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", code], **RUN)
     assert run.returncode == 1
     assert f"{missing!r} is missing: pip install redis hiredis" in run.stderr

@@ -123,10 +123,12 @@ class Script:
             words += (length + len(name), name)
         return self._pattern % tuple(words)
 
-    def command_at(self, microseconds: int, verb: str, name: bytes, *costs: float) -> bytes:
+    def command_at(
+        self, microseconds: int, verb: str, name: bytes, *costs: float, whole: bool = True
+    ) -> bytes:
         """As `command`, at a time of one's own: so tests can hold the script beside `Keyed`."""
         head: list[bytes | str | int] = [
-            *self._whole,
+            *(self._whole if whole else self._by_hash),
             len(self.limits),
             *self.keys(name),
             verb,

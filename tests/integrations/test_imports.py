@@ -9,7 +9,8 @@ FRAMEWORKS = ["starlette", "fastapi", "flask", "django", "httpx", "litestar", "a
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
 
 
 def test_the_package_and_the_middlewares_import_no_framework() -> None:

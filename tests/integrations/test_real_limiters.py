@@ -27,8 +27,8 @@ def test_rules_over_redis_are_all_or_nothing(
     make_request: MakeRequest, redis_server: RedisServer
 ) -> None:
     async def story() -> None:
-        wide = AsyncRedisKeyed(redis_server.url, "100/hour", timeout=5.0)
-        tight = AsyncRedisKeyed(redis_server.url, "2/hour", timeout=5.0, prefix="tight:")
+        wide = AsyncRedisKeyed(redis_server.url, "100/hour", timeout=20.0)
+        tight = AsyncRedisKeyed(redis_server.url, "2/hour", timeout=20.0, prefix="tight:")
         async with wide, tight:
             rules = [Rule(wide, name="wide"), Rule(tight, name="tight")]
             gate = Gate(rules, in_event_loop=True)

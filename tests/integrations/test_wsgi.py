@@ -13,6 +13,7 @@ import pytest
 from headgate import Keyed, ManualClock
 from headgate.integrations import Rule
 from headgate.integrations.wsgi import RateLimitMiddleware
+from tests.waits import PATIENCE
 
 Answer = tuple[str, list[tuple[str, str]], bytes]
 
@@ -128,7 +129,7 @@ def test_many_threads_share_one_limit() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(PATIENCE)
     assert statuses.count("200 OK") == 100
     assert len(statuses) == 400
 

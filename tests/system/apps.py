@@ -1,6 +1,7 @@
 """The applications under test: the smallest that answer, behind one limit for all their workers.
 
-What the limit is kept in comes from the environment, for each worker imports this anew.
+The path says what the limit is kept in. Where that is comes from the environment, for each worker
+imports this anew.
 """
 
 import os
@@ -11,12 +12,14 @@ from headgate import AsyncRedisKeyed, Keyed, RedisKeyed, SharedKeyed
 from headgate.integrations import Rule, asgi, wsgi
 
 LIMIT = os.environ["TEST_LIMIT"]
-PATIENCE = 5.0  # seconds for Redis: on a busy machine, none may decide without it
-STORE, WHERE = os.environ["TEST_STORE"].split(" ", 1)
+MEMORY = os.environ["TEST_MEMORY"]
+REDIS = os.environ["TEST_REDIS"]
+PATIENCE = 30.0  # seconds for Redis: on a busy machine, none may decide without it
 
 
-def rule(limiter: Any) -> Rule:
-    return Rule(limiter, key=lambda request: "all", exempt=lambda request: request.path == "/ready")
+def rules(redis: Any) -> list[Rule]:
+    limiters = {"/shared": SharedKeyed(MEMORY, LIMIT), "/redis": redis, "/own": Keyed(LIMIT)}
+    return [Rule(one, path=path, key=lambda request: "all") for path, one in limiters.items()]
 
 
 async def answer(
@@ -40,17 +43,10 @@ def answer_sync(environ: dict[str, Any], start_response: Callable[..., Any]) -> 
 
 
 def asgi_app() -> Any:
-    limiters: dict[str, Callable[[], Any]] = {
-        "shared": lambda: SharedKeyed(WHERE, LIMIT),
-        "redis": lambda: AsyncRedisKeyed(WHERE, LIMIT, timeout=PATIENCE),
-        "none": lambda: Keyed(LIMIT),
-    }
-    return asgi.RateLimitMiddleware(answer, [rule(limiters[STORE]())])
+    redis = AsyncRedisKeyed(REDIS, LIMIT, timeout=PATIENCE)
+    return asgi.RateLimitMiddleware(answer, rules(redis))
 
 
 def wsgi_app() -> Any:
-    limiters: dict[str, Callable[[], Any]] = {
-        "shared": lambda: SharedKeyed(WHERE, LIMIT),
-        "redis": lambda: RedisKeyed(WHERE, LIMIT, timeout=PATIENCE),
-    }
-    return wsgi.RateLimitMiddleware(answer_sync, [rule(limiters[STORE]())])
+    redis = RedisKeyed(REDIS, LIMIT, timeout=PATIENCE)
+    return wsgi.RateLimitMiddleware(answer_sync, rules(redis))

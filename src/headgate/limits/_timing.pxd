@@ -24,5 +24,6 @@ cdef class Timing:
             return monotonic() - self.start
         return self._read_clock() - self.start
 
+    cdef int _begin(self, read_wall) except -1
     cdef void begin_at(self, double start, double wall) noexcept
     cdef double _read_clock(self) except? -1e300

@@ -1,5 +1,5 @@
-import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -12,6 +12,7 @@ from headgate import (
     SystemClock,
 )
 from headgate.ids import EPOCH
+from tests.limits.threads import run_in_threads
 
 START = 1_700_000_000.0
 
@@ -117,11 +118,7 @@ def test_eight_threads_never_get_the_same_id() -> None:
             ids.append(snowflake.next())
             ids.extend(snowflake.next_many(20))
 
-    threads = [threading.Thread(target=work, args=(ids,)) for ids in made]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads([partial(work, ids) for ids in made])
     together = [one for ids in made for one in ids]
     assert len(set(together)) == 8 * 500 * 21
     assert all(ids == sorted(ids) for ids in made)

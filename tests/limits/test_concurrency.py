@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from headgate import ConcurrencyLimit, RateLimited
+from tests.limits.threads import run_in_threads
+from tests.waits import PATIENCE
 
 
 def test_so_many_at_once_and_no_more() -> None:
@@ -105,25 +107,24 @@ def test_threads_hand_their_places_on() -> None:
     most = [0]
     lock = threading.Lock()
     running = [0]
+    three = threading.Barrier(3)  # each thread's first turn ends when three are inside
 
     def work() -> None:
-        for _ in range(50):
+        for turn in range(50):
             with limit:
                 with lock:
                     running[0] += 1
                     most[0] = max(most[0], running[0])
+                if turn == 0:
+                    three.wait(PATIENCE)
                 time.sleep(0)
                 with lock:
                     running[0] -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads([work] * 9)
     finally:
         sys.setswitchinterval(interval)
     assert most[0] == 3

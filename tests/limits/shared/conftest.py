@@ -2,13 +2,18 @@
 
 import os
 import secrets
+import select
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from headgate import SharedKeyed
+from tests.waits import PATIENCE
 
 
 @pytest.fixture
@@ -16,6 +21,13 @@ def name() -> Iterator[str]:
     name = f"test-{os.getpid()}-{secrets.token_hex(4)}"
     yield name
     SharedKeyed.unlink(name)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """In memory, for properties: they make a file for each example, which a disk may be slow at."""
+    with TemporaryDirectory(prefix="headgate-test-", dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 class Children:
@@ -40,20 +52,33 @@ class Children:
 
     def kill(self, child: int) -> None:
         os.kill(child, signal.SIGKILL)
-        self.running.remove(child)
-        _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status), "it had ended by itself"
+        assert os.WIFSIGNALED(self._wait_for(child, PATIENCE)), "it had ended by itself"
 
-    def join(self) -> None:
+    def join(self, seconds: float = 120.0) -> None:
         """Wait for all; each must have gone well."""
+        end = time.monotonic() + seconds
         while self.running:
-            _, status = os.waitpid(self.running.pop(), 0)
-            assert status == 0
+            assert self._wait_for(self.running[-1], end - time.monotonic()) == 0
+
+    def end(self) -> None:
+        """Of those that a test has left running."""
+        while self.running:
+            os.kill(self.running[-1], signal.SIGKILL)
+            self._wait_for(self.running[-1], PATIENCE)
+
+    def _wait_for(self, child: int, seconds: float) -> int:
+        descriptor = os.pidfd_open(child)
+        try:
+            has_ended, _, _ = select.select([descriptor], [], [], max(0.0, seconds))
+        finally:
+            os.close(descriptor)
+        assert has_ended, f"process {child} goes on after {seconds:g} s"
+        self.running.remove(child)
+        return os.waitpid(child, 0)[1]
 
 
 @pytest.fixture
 def children() -> Iterator[Children]:
     children = Children()
     yield children
-    for child in list(children.running):
-        children.kill(child)
+    children.end()

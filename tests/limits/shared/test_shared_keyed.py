@@ -1,10 +1,13 @@
 """`SharedKeyed`: the same answers as `Keyed`, from memory that processes share."""
 
+import math
+import mmap
 import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from headgate import (
     SharedKeyed,
     TableFull,
 )
+from tests.waits import PATIENCE, wait_for
 
 ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_counter"]
 KEYS: list[Any] = ["a", "bé", b"a", 1, -(10**30), ("a", 1), ("a", ("1",)), "\udcff", "x" * 255]
@@ -55,10 +59,10 @@ steps = st.lists(
     steps,
 )
 def test_it_gives_the_same_answers_as_keyed(
-    tmp_path_factory: pytest.TempPathFactory, algorithm: str, limit: Any, start: float, steps: Any
+    folder: Path, algorithm: str, limit: Any, start: float, steps: Any
 ) -> None:
     clock = ManualClock(start)
-    path = tmp_path_factory.getbasetemp() / "keyed"
+    path = folder / "keyed"
     alone = Keyed(limit, algorithm=algorithm, clock=clock)
     one = SharedKeyed(path, limit, algorithm=algorithm, max_keys=20, clock=clock)
     other = SharedKeyed(path, limit, algorithm=algorithm, max_keys=20, clock=clock)
@@ -126,7 +130,9 @@ def test_a_process_that_was_not_forked_opens_it_by_name(name: str) -> None:
         f"keyed = SharedKeyed({name!r}, '3/hour')\n"
         "print(keyed.allow('a'), keyed.allow('a'))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert run.stdout == "True False\n"
     assert not keyed.allow("a")
     assert not SharedKeyed(name, "3/hour").allow("a")
@@ -275,25 +281,50 @@ def test_tasks_wait_too(name: str, clock: ManualClock) -> None:
     assert asyncio.run(_acquire_twice(keyed)) == [0.0, pytest.approx(0.1)]
 
 
-def test_a_limit_with_waiting_processes_delivers_the_limit(name: str, children: Any) -> None:
-    """In real time: that processes which wait for each other's use lose nothing is the point."""
-    keyed = SharedKeyed(name, "200/second burst 20")
-    end = time.monotonic() + 1.0
+class SharedClock:
+    """The same time in three processes. It moves on to the next alarm when all of them sleep."""
 
-    def work() -> None:
-        while time.monotonic() < end:
+    def __init__(self) -> None:
+        self.time = memoryview(mmap.mmap(-1, 8)).cast("d")
+        self.alarms = memoryview(mmap.mmap(-1, 24)).cast("d")
+        self.place = 0  # whose alarm is ours
+
+    def now(self) -> float:
+        return self.time[0]
+
+    def sleep(self, seconds: float) -> None:
+        end = self.alarms[self.place] = self.now() + seconds
+        while self.now() < end:
+            time.sleep(0.0005)
+
+    async def sleep_async(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Until all alarms are off, at infinity."""
+        while self.now() < math.inf:
+            wait_for(lambda: min(self.alarms) > self.now(), seen=lambda: list(self.alarms))
+            self.time[0] = min(self.alarms)
+
+
+def test_processes_that_wait_for_one_limit_lose_nothing_of_it(name: str, children: Any) -> None:
+    clock = SharedClock()
+    keyed = SharedKeyed(name, "200/second burst 1", clock=clock)
+    passed = memoryview(mmap.mmap(-1, 24)).cast("q")
+
+    def work(place: int) -> None:
+        clock.place = place
+        while clock.now() < 0.25:
             keyed.acquire("a")
-            counted.allow("all")
+            passed[place] += 1
+        clock.alarms[place] = math.inf
 
-    counted = SharedKeyed(f"{name}-counted", Limit(1, per=1e9, burst=10_000))
-    try:
-        for _ in range(3):
-            children.start(work)
-        children.join()
-        passed = 10_000 - counted.check("all", 0).remaining
-        assert 120 <= passed <= 230  # a third or three times as many would be wrong
-    finally:
-        SharedKeyed.unlink(f"{name}-counted")
+    for place in range(3):
+        children.start(lambda place=place: work(place))
+    clock.run()
+    children.join()
+    # One at once, one every 5 ms, and the last one of each process, which ends it.
+    assert sum(passed) == pytest.approx(1 + 49 + 3, abs=1)
 
 
 def test_wrong_arguments_are_told_at_once(name: str) -> None:

@@ -1,5 +1,6 @@
 """`SharedTable`: counters that many add to and one collects."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,10 +110,10 @@ def test_long_and_short_keys_fill_the_same_table_again_and_again(name: str) -> N
     )
 )
 def test_it_counts_as_a_dictionary_does(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str | bytes, int, int]]
+    folder: Path, steps: list[tuple[str | bytes, int, int]]
 ) -> None:
     model: dict[tuple[str | bytes, int], float] = {}
-    path = tmp_path_factory.getbasetemp() / "table"
+    path = folder / "table"
     with SharedTable(path, max_keys=100) as table:
         SharedTable.unlink(path)  # so that the next example begins anew
         for key, amount, generation in steps:

@@ -149,5 +149,7 @@ def test_without_a_terminal_rich_is_not_needed(option: str, start: bytes) -> Non
         f"sys.argv = ['headgate', 'demo', 'limits', '{option}']; "
         "runpy.run_module('headgate', run_name='__main__')"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True, timeout=120
+    )
     assert run.stdout.startswith(start)

@@ -40,6 +40,7 @@ class Host:
         lease: int = 3,
         reservation_seconds: float = 60.0,
         max_users: int = 100_000,
+        max_services: int = 64,
         clock: _Clock | None = None,
     ) -> None: ...
     @staticmethod

@@ -61,6 +61,9 @@ cdef class Host:
 
     `shared` names the memory (a name in /dev/shm, or a path); by default it follows from `node_id`.
     `fallback` is what each user may have per second of each resource while nobody has told.
+    `max_services` is for how many services there are records that users beyond `max_users` share.
+    The reporter walks through the whole table in every slot, so a host that is known to be small
+    is quicker with a small one.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ cdef class Host:
         lease=3,
         reservation_seconds=60.0,
         max_users=100_000,
+        max_services=SERVICES,
         clock=None,
     ):
         if isinstance(services, str):
@@ -96,7 +100,7 @@ cdef class Host:
         self.chains = Chains(
             self.path,
             f"node {node_id} boot {self.head.boot}",
-            self.max_users + SERVICES * SPARES,
+            self.max_users + whole("max_services", max_services, 1) * SPARES,
             USER_WORDS,
             CELL_WORDS,
             b"",

@@ -36,6 +36,7 @@ class NodeState:
         fallback: Mapping[str, float] | None = None,
         reservation_seconds: float = 60.0,
         max_users: int = 10_000,
+        max_services: int = 64,
     ) -> None:
         with tempfile.TemporaryDirectory(prefix="headgate-", dir=_memory()) as folder:
             # Once it is open, the memory needs no name any more.
@@ -47,6 +48,7 @@ class NodeState:
                 lease=lease,
                 reservation_seconds=reservation_seconds,
                 max_users=max_users,
+                max_services=max_services,
                 clock=_Start(now, wall),
             )
         self._reporter = Reporter(self._host, centrals, boot=whole("boot", boot, 0))

@@ -27,22 +27,21 @@ held against the central; the next assignment has to make up for it. Users witho
 counted by nodes: of who was free for a time, a node may report less than went through it.
 """
 
-import copy
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headgate.errors import HeadgateError
 from headgate.quota.entries import Entry
-from headgate.quota.protocol import Quota, Report, Share
+from headgate.quota.protocol import Line, Quota, Report, Share
 from headgate.sim.machines import Machine
 from headgate.sim.scenario import Scenario, all_limits, entry_of, rate_of
 from headgate.sim.world import World
 
 __all__ = ["Audit", "InvariantBroken"]
 
-Cell = tuple[str, str, str]  # service, user, resource
+Key = tuple[str, str, str]  # service, user, resource
 
 _FORGET_SLOTS = 300  # a node that is silent for longer is forgotten
 _SILENT_SLOTS = 3  # one that has not reported for so many gets nothing more
@@ -52,6 +51,7 @@ _LEASE = 3
 _RETURN_SECONDS = 4.0  # so long nodes may take to find a central that is back
 _FALLBACK = 10.0  # requests per second of a user nobody has told anything of
 _ROUNDING = 2e-5
+_REPORTS = 1024  # whose lines are kept by cell: each is looked at by every central
 
 
 class InvariantBroken(HeadgateError):
@@ -72,6 +72,19 @@ class InvariantBroken(HeadgateError):
         return type(self), (self.scenario, self.seed, self.time, self.facts, self.command)
 
 
+@dataclass(slots=True, eq=False)
+class Cell:
+    """One resource of a user of a service, in all books. It is its own key: to hash three names
+    at each step would take most of the auditor's time."""
+
+    key: Key
+    rate: float | None  # units per slot; None: no limit
+    capacity: float
+    unit: float = 1.0  # the most that one request took
+    consumed: float = 0.0
+    was_free: bool | None = None  # whether there is a time without this limit; None: not asked yet
+
+
 @dataclass(slots=True)
 class _Bucket:
     level: float
@@ -85,6 +98,10 @@ class _Bucket:
     wait: int = 0  # the slot until which that counts
     promised: dict[str, dict[int, float]] = field(default_factory=dict)  # node, slot
     held: dict[str, float] = field(default_factory=dict)  # node
+
+    def copy(self) -> "_Bucket":
+        promised = {node: dict(slots) for node, slots in self.promised.items()}
+        return replace(self, promised=promised, held=dict(self.held))
 
 
 @dataclass(slots=True)
@@ -111,6 +128,30 @@ class _Books:
     # they are taken to live on their safe shares.
     alone: dict[str, int] = field(default_factory=dict)
 
+    def copy(self) -> "_Books":
+        return replace(
+            self,
+            heard=dict(self.heard),
+            seen=dict(self.seen),
+            totals={life: dict(totals) for life, totals in self.totals.items()},
+            buckets={cell: bucket.copy() for cell, bucket in self.buckets.items()},
+            unchecked=dict(self.unchecked),
+            told=set(self.told),
+            alone=dict(self.alone),
+        )
+
+
+@dataclass(slots=True)
+class _Passed:
+    """What a node has let through of a cell in its window."""
+
+    taken: float = 0.0
+    counted: float = 0.0  # has ended
+    bound: float = 0.0
+    judged: int = -1  # after how many words
+    unshared: float = 0.0  # passed while nobody had told
+    is_untold: bool = False  # still nobody has
+
 
 @dataclass(slots=True)
 class _Hand:
@@ -122,13 +163,8 @@ class _Hand:
     window: int = -1
     slot: int = -1
     words: int = 0  # that have changed what is in hand: quotas, and another slot
-    judged: dict[Cell, int] = field(default_factory=dict)  # after how many words
     again: int = 0  # windows for which a slot was held, as the leader's clock went back
-    taken: dict[Cell, float] = field(default_factory=dict)
-    counted: dict[Cell, float] = field(default_factory=dict)  # has ended in this window
-    bound: dict[Cell, float] = field(default_factory=dict)
-    unshared: dict[Cell, float] = field(default_factory=dict)  # passed while nobody had told
-    untold: set[Cell] = field(default_factory=set)  # of which still nobody has
+    passed: dict[Cell, _Passed] = field(default_factory=dict)  # in this window
     ended: dict[tuple[str, str], int] = field(default_factory=dict)  # requests that ran, by user
 
 
@@ -143,25 +179,24 @@ class Audit:
         self._coming: Sequence[Entry] | None = None
         self._changed_slot = 0  # in which the limits changed last
         self._all_limits = all_limits(scenario)
-        self._ever_free: dict[Cell, bool] = {}
+        self._cells: dict[Key, Cell] = {}
         self._found: dict[tuple[str, str], Entry | None] = {}
+        self._lines: dict[int, tuple[object, list[tuple[Cell, Line]]]] = {}
         self._books: dict[str, _Books] = {}
         self._disks: dict[str, _Books] = {}
         self._processes: dict[str, Any] = {}
         self._hands: dict[str, _Hand] = {}
         self._sequences: dict[tuple[str, int], int] = {}
-        self._told: dict[tuple[str, int, Cell], tuple[float, float]] = {}
+        self._told: dict[tuple[str, int], dict[Cell, tuple[float, float]]] = {}
         self._safe: dict[tuple[str, Cell], float] = {}  # what nodes were told for bad times
-        self._tallies: Mapping[tuple[str, int], Mapping[Cell, float]] = {}
-        self._units: dict[Cell, float] = {}
-        self._consumed: dict[Cell, float] = {}
+        self._tallies: Mapping[tuple[str, int], Mapping[Key, float]] = {}
         self._leader: str | None = None
 
     def _broken(self, facts: str) -> InvariantBroken:
         scenario = self._scenario
         return InvariantBroken(scenario.name, self._seed, self._world.now, facts, scenario.command)
 
-    def watch(self, tallies: Mapping[tuple[str, int], Mapping[Cell, float]]) -> None:
+    def watch(self, tallies: Mapping[tuple[str, int], Mapping[Key, float]]) -> None:
         """Be shown what really went through each life of each node."""
         self._tallies = tallies
 
@@ -173,7 +208,7 @@ class Audit:
     def central_started(self, name: str, process: Any, slot: int, *, warm: bool) -> None:
         self._processes[name] = process
         if warm and name in self._disks:
-            self._books[name] = copy.deepcopy(self._disks[name])
+            self._books[name] = self._disks[name].copy()
             self._books[name].left = -1
         else:
             self._books[name] = _Books(slot, is_cold=name in self._books)
@@ -183,7 +218,7 @@ class Audit:
         self._books[name].left = math.floor(time / self._scenario.slot_seconds - 0.5)
 
     def snapshot_written(self, name: str) -> None:
-        self._disks[name] = copy.deepcopy(self._books[name])
+        self._disks[name] = self._books[name].copy()
 
     def leads(self, name: str, time: float) -> None:
         """A central leads from now on; `time`: what its clock says."""
@@ -195,35 +230,54 @@ class Audit:
     def limits_changed(self, entries: Sequence[Entry]) -> None:
         self._coming = entries
 
-    # Limits
+    # Cells and their limits
 
-    def _rate(self, cell: Cell) -> float | None:
-        """Units per slot; None: no limit."""
-        user = cell[:2]
-        if user not in self._found:
-            self._found[user] = entry_of(self._entries, *user)
-        entry = self._found[user]
-        if entry is None or cell[2] not in entry.rates:
-            return None
-        return entry.rates[cell[2]] * self._scenario.slot_seconds
+    def cell(self, service: str, user: str, resource: str) -> Cell:
+        key = (service, user, resource)
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = Cell(key, *self._limit(key))
+        return cell
+
+    def _limit(self, key: Key) -> tuple[float | None, float]:
+        """Units per slot, None if there is no limit, and what a bucket holds."""
+        service, user, resource = key
+        if (service, user) not in self._found:
+            self._found[service, user] = entry_of(self._entries, service, user)
+        entry = self._found[service, user]
+        if entry is None or resource not in entry.rates:
+            return None, 0.0
+        rate = entry.rates[resource]
+        return rate * self._scenario.slot_seconds, rate * entry.burst_seconds
 
     def _was_free(self, cell: Cell) -> bool:
         """Whether there is a time without this limit: nodes do not count free users."""
-        if cell not in self._ever_free:
-            self._ever_free[cell] = any(
-                rate_of(entries, *cell) is None for entries in self._all_limits
+        if cell.was_free is None:
+            cell.was_free = any(
+                rate_of(entries, *cell.key) is None for entries in self._all_limits
             )
-        return self._ever_free[cell]
-
-    def _capacity(self, cell: Cell) -> float:
-        entry = self._found[cell[:2]]
-        assert entry is not None
-        return entry.rates[cell[2]] * entry.burst_seconds
+        return cell.was_free
 
     def _ceiling(self, cell: Cell, bucket: _Bucket) -> float:
-        unit = self._units.get(cell, 1.0)
+        unit = cell.unit
         rate = bucket.rate
         return max(bucket.capacity, rate, unit + min(unit, _ROUND_TRIP_SLOTS * rate))
+
+    def _lines_of(self, report: Report) -> list[tuple[Cell, Line]]:
+        """The lines of a report by cell. Most often all centrals are sent the same."""
+        known = self._lines.get(id(report.lines))
+        if known is not None:
+            return known[1]
+        if len(self._lines) >= _REPORTS:
+            self._lines.clear()
+        lines = [
+            (self.cell(service, user, resource), line)
+            for service, users in report.lines.items()
+            for user, resources in users.items()
+            for resource, line in resources.items()
+        ]
+        self._lines[id(report.lines)] = report.lines, lines  # which keeps the number from others
+        return lines
 
     def _change_limits(self, version: int, books: _Books, slot: int) -> None:
         """A central speaks of new limits: they hold for all of them from this slot on."""
@@ -233,6 +287,8 @@ class Audit:
                 self._entries, self._coming = self._coming, None
                 self._changed_slot = slot
                 self._found.clear()
+                for cell in self._cells.values():
+                    cell.rate, cell.capacity = self._limit(cell.key)
 
     # 1. Promises
 
@@ -255,10 +311,9 @@ class Audit:
         for service, part in quota.services.items():
             for user, shares in part.users.items():
                 for resource, share in shares.items():
-                    cell = (service, user, resource)
-                    rate = self._rate(cell)
-                    if rate is not None:
-                        self._promise(central, books, node, cell, rate, quota, share, now_slot)
+                    cell = self.cell(service, user, resource)
+                    if cell.rate is not None:
+                        self._promise(central, books, node, cell, cell.rate, quota, share, now_slot)
 
     def _promise(
         self,
@@ -295,7 +350,7 @@ class Audit:
     def _check_promises(self, central: str, books: _Books) -> None:
         unchecked, books.unchecked = books.unchecked, {}
         for cell, (node, slot, amount, before, now_slot) in unchecked.items():
-            rate = self._rate(cell)
+            rate = cell.rate
             if rate is None:
                 continue
             bucket = books.buckets[cell]
@@ -303,21 +358,21 @@ class Audit:
             outstanding = self._outstanding(books, bucket, last, now_slot)
             outstanding += self._on_their_own(books, cell, bucket, last)
             there = bucket.level + rate * (last - now_slot)
-            unit = self._units.get(cell, 1.0)
-            if outstanding > there + _ROUNDING * max(outstanding, rate, unit):
+            if outstanding > there + _ROUNDING * max(outstanding, rate, cell.unit):
+                service, user, resource = cell.key
                 raise self._broken(
-                    f"{central} promises {node} {amount:g} {cell[2]} of {cell[0]}/{cell[1]} for "
+                    f"{central} promises {node} {amount:g} {resource} of {service}/{user} for "
                     f"slot {slot} (before: {before:g}), and {outstanding:g} in all, of {there:g} "
                     f"that are there (level {bucket.level:g}, {rate:g} per slot)"
                 )
 
     def _bucket(self, books: _Books, cell: Cell, rate: float, slot: int) -> _Bucket:
         bucket = books.buckets.get(cell)
-        capacity = self._capacity(cell)
+        capacity = cell.capacity
         if bucket is None:
             born = max(slot, books.begun)
             bucket = books.buckets[cell] = _Bucket(rate, books.begun, rate, capacity, born=born)
-        elif (bucket.rate, bucket.capacity) != (rate, capacity):
+        elif bucket.rate != rate or bucket.capacity != capacity:
             # The limit has changed: what is saved keeps its proportion, a debt stays.
             if self._changed_slot > bucket.slot:
                 self._refill(books, bucket, cell, self._changed_slot)
@@ -388,28 +443,27 @@ class Audit:
             return  # the same, to another central
         self._sequences[life] = report.sequence
         tally = self._tallies.get(life, {})
-        hand = self._turned(machine, machine.now())
-        for service, users in report.lines.items():
-            for user, resources in users.items():
-                for resource, line in resources.items():
-                    cell = (service, user, resource)
-                    total = self._total(life, cell, line.consumed)
-                    real = tally.get(cell, 0.0)
-                    if not report.leaving:
-                        real -= hand.counted.get(cell, 0.0)
-                    slack = 1e-9 * max(1.0, real)
-                    if total > real + slack or (total < real - slack and not self._was_free(cell)):
-                        raise self._broken(
-                            f"{report.node} reports {total:g} {resource} of {service}/{user}, "
-                            f"and {real:g} went through it"
-                        )
+        passed = self._turned(machine, machine.now()).passed
+        told = self._told.setdefault(life, {})
+        for cell, line in self._lines_of(report):
+            total = self._total(told, cell, line.consumed)
+            real = tally.get(cell.key, 0.0)
+            if not report.leaving and cell in passed:
+                real -= passed[cell].counted
+            slack = 1e-9 * max(1.0, real)
+            if total > real + slack or (total < real - slack and not self._was_free(cell)):
+                service, user, resource = cell.key
+                raise self._broken(
+                    f"{report.node} reports {total:g} {resource} of {service}/{user}, "
+                    f"and {real:g} went through it"
+                )
 
-    def _total(self, life: tuple[str, int], cell: Cell, consumed: float) -> float:
+    def _total(self, told: dict[Cell, tuple[float, float]], cell: Cell, consumed: float) -> float:
         """The total since boot. A node forgets idle users: their totals begin at 0 again."""
-        forgotten, last = self._told.get((*life, cell), (0.0, 0.0))
+        forgotten, last = told.get(cell, (0.0, 0.0))
         if consumed < last:
             forgotten += last
-        self._told[(*life, cell)] = (forgotten, consumed)
+        told[cell] = (forgotten, consumed)
         return forgotten + consumed
 
     def central_hears(self, name: str, time: float, message: Any) -> None:
@@ -446,59 +500,54 @@ class Audit:
             books.alone.pop(message.node, None)
         is_late = math.floor(time / self._scenario.slot_seconds + 0.5) > slot + 1
         totals = books.totals.setdefault((message.node, message.boot), {})
-        for service, users in message.lines.items():
-            for user, resources in users.items():
-                for resource, line in resources.items():
-                    cell = (service, user, resource)
-                    rate = self._rate(cell)
-                    if rate is None:
-                        continue
-                    before = totals.get(cell)
-                    # Never more than the ledger takes out: what it may know of is left out.
-                    new = line.consumed - (line.settled if before is None else before)
-                    if new < 0:
-                        new = line.consumed - line.settled
-                    totals[cell] = line.consumed
-                    bucket = self._bucket(books, cell, rate, slot)
-                    if slots > 1:
-                        # The refill of the time before its books were begun.
-                        unseen = rate * (bucket.born - 1 - (slot - slots))
-                        if unseen > bucket.unseen:
-                            bucket.spilled += unseen - bucket.unseen
-                            bucket.unseen = unseen
-                            bucket.wait = max(bucket.wait, slot + _WAIT_SLOTS)
-                    # All but its last slot is old; and that too, if it comes after the assignment,
-                    # or after an answer to somebody who asked.
-                    older = slots - 1 + (is_late or bucket.slot > slot)
-                    recovered = min(bucket.spilled, new * older / slots)
-                    bucket.spilled -= recovered
-                    bucket.level += recovered - new
-                    bucket.held[message.node] = 0.0 if message.leaving else line.held
+        for cell, line in self._lines_of(message):
+            rate = cell.rate
+            if rate is None:
+                continue
+            before = totals.get(cell)
+            # Never more than the ledger takes out: what it may know of is left out.
+            new = line.consumed - (line.settled if before is None else before)
+            if new < 0:
+                new = line.consumed - line.settled
+            totals[cell] = line.consumed
+            bucket = self._bucket(books, cell, rate, slot)
+            if slots > 1:
+                # The refill of the time before its books were begun.
+                unseen = rate * (bucket.born - 1 - (slot - slots))
+                if unseen > bucket.unseen:
+                    bucket.spilled += unseen - bucket.unseen
+                    bucket.unseen = unseen
+                    bucket.wait = max(bucket.wait, slot + _WAIT_SLOTS)
+            # All but its last slot is old; and that too, if it comes after the assignment,
+            # or after an answer to somebody who asked.
+            older = slots - 1 + (is_late or bucket.slot > slot)
+            recovered = min(bucket.spilled, new * older / slots)
+            bucket.spilled -= recovered
+            bucket.level += recovered - new
+            bucket.held[message.node] = 0.0 if message.leaving else line.held
 
     def central_heard(self, name: str, message: Any) -> None:
         """What the leader has recorded by now was consumed."""
         if type(message) is not Report or name != self._leader:
             return
         recorded_of = self._processes[name].ledger.recorded
-        for service, users in message.lines.items():
-            for user, resources in users.items():
-                for resource in resources:
-                    cell = (service, user, resource)
-                    recorded = recorded_of(service, user, resource)
-                    consumed = self._consumed.get(cell, 0.0)
-                    if recorded > consumed * (1 + 1e-9) + 1e-9:
-                        raise self._broken(
-                            f"{name} has recorded {recorded:g} {resource} of {service}/{user}, "
-                            f"and {consumed:g} were consumed"
-                        )
+        for cell, _ in self._lines_of(message):
+            recorded = recorded_of(*cell.key)
+            if recorded > cell.consumed * (1 + 1e-9) + 1e-9:
+                service, user, resource = cell.key
+                raise self._broken(
+                    f"{name} has recorded {recorded:g} {resource} of {service}/{user}, "
+                    f"and {cell.consumed:g} were consumed"
+                )
 
-    def lost(self, name: str, cell: Cell, down: Collection[str]) -> float:
+    def lost(self, name: str, key: Key, down: Collection[str]) -> float:
         """What went through nodes that crashed, or are `down`, and this central never heard of."""
         books = self._books[name]
+        cell = self.cell(*key)
         lost = 0.0
         for (node, boot), tally in self._tallies.items():
             if boot < self._hands[node].boot or node in down:
-                lost += tally.get(cell, 0.0) - books.totals.get((node, boot), {}).get(cell, 0.0)
+                lost += tally.get(key, 0.0) - books.totals.get((node, boot), {}).get(cell, 0.0)
         return lost
 
     # 3. and 4. Nodes
@@ -542,54 +591,50 @@ class Audit:
             for slot in [slot for slot in hand.slots if slot < max(wholes) - 1]:
                 del hand.slots[slot]
 
-    def admitted(
-        self,
-        machine: Machine,
-        now: float,
-        service: str,
-        user: str,
-        costs: Mapping[str, float],
-        count: int,
-        *,
-        ends: bool = True,
-    ) -> None:
-        """`count` requests have passed. `ends`: their cost is counted at once."""
+    def admitted(self, machine: Machine, now: float, cell: Cell, cost: float, count: int) -> None:
+        """`count` requests have passed and ended at once, each of which took `cost` of a cell."""
         hand = self._turned(machine, now)
-        slot = hand.slot
+        if cost > cell.unit:
+            cell.unit = cost
+        passed = self._count(hand, cell, cost * count)
+        if cell.rate is None:
+            return
+        passed.taken = taken = passed.taken + cost * count
+        if passed.judged == hand.words:  # nothing new was said since
+            if passed.is_untold:
+                passed.unshared = taken
+            if taken <= passed.bound:
+                return
+        passed.judged = hand.words
+        unit = cell.unit
+        most = self._in_hand(hand, cell, hand.slot)
+        if most is None:  # what the fallback lets through is not part of a share that comes
+            most = _FALLBACK * self._scenario.slot_seconds * unit
+            passed.unshared = taken
+            passed.is_untold = True
+        else:
+            most += passed.unshared
+            passed.is_untold = False
+        passed.bound = bound = max(passed.bound, most)
+        service, user, resource = cell.key
+        # Requests are not told apart: one that ends gives back what another has reserved.
+        forgiven = unit * (1 + hand.ended.get((service, user), 0))
+        if taken > (bound + forgiven) * (1 + _ROUNDING):
+            raise self._broken(
+                f"{machine.name} let {taken:g} {resource} of {service}/{user} through in slot "
+                f"{hand.slot}, and had {bound:g} in hand"
+            )
+
+    def started(
+        self, machine: Machine, now: float, service: str, user: str, costs: Mapping[str, float]
+    ) -> None:
+        """A request has passed whose cost is counted when it ends. Until then the node charges
+        what it expects, which is its own matter."""
+        self._turned(machine, now)
         for resource, cost in costs.items():
-            cell = (service, user, resource)
-            if cost > self._units.get(cell, 1.0):
-                self._units[cell] = cost
-            if not ends:
-                continue  # the node charges what it expects, which is its own matter
-            self._count(hand, cell, cost * count)
-            if self._rate(cell) is None:
-                continue
-            hand.taken[cell] = taken = hand.taken.get(cell, 0.0) + cost * count
-            before = hand.bound.get(cell, 0.0)
-            if hand.judged.get(cell) == hand.words:  # nothing new was said since
-                if cell in hand.untold:
-                    hand.unshared[cell] = taken
-                if taken <= before:
-                    continue
-            hand.judged[cell] = hand.words
-            unit = self._units.get(cell, 1.0)
-            most = self._in_hand(hand, cell, slot)
-            if most is None:  # what the fallback lets through is not part of a share that comes
-                most = _FALLBACK * self._scenario.slot_seconds * unit
-                hand.unshared[cell] = taken
-                hand.untold.add(cell)
-            else:
-                most += hand.unshared.get(cell, 0.0)
-                hand.untold.discard(cell)
-            hand.bound[cell] = bound = max(before, most)
-            # Requests are not told apart: one that ends gives back what another has reserved.
-            forgiven = unit * (1 + hand.ended.get((service, user), 0))
-            if taken > (bound + forgiven) * (1 + _ROUNDING):
-                raise self._broken(
-                    f"{machine.name} let {taken:g} {resource} of {service}/{user} through in slot "
-                    f"{slot}, and had {bound:g} in hand"
-                )
+            cell = self.cell(service, user, resource)
+            if cost > cell.unit:
+                cell.unit = cost
 
     def consumed(
         self, machine: Machine, service: str, user: str, costs: Mapping[str, float]
@@ -598,7 +643,7 @@ class Audit:
         hand = self._turned(machine, machine.now())
         hand.ended[service, user] = hand.ended.get((service, user), 0) + 1
         for resource, cost in costs.items():
-            self._count(hand, (service, user, resource), cost)
+            self._count(hand, self.cell(service, user, resource), cost)
 
     def _turned(self, machine: Machine, now: float) -> _Hand:
         """The node's hand in the window that it is in now."""
@@ -611,23 +656,22 @@ class Audit:
             hand.again += window - hand.window
         if window != hand.window:
             hand.window = window
-            hand.taken.clear()
-            hand.counted.clear()
-            hand.bound.clear()
-            hand.unshared.clear()
-            hand.untold.clear()
-            hand.judged.clear()
+            hand.passed.clear()
             hand.ended.clear()
         return hand
 
-    def _count(self, hand: _Hand, cell: Cell, amount: float) -> None:
-        self._consumed[cell] = self._consumed.get(cell, 0.0) + amount
-        hand.counted[cell] = hand.counted.get(cell, 0.0) + amount
+    def _count(self, hand: _Hand, cell: Cell, amount: float) -> _Passed:
+        cell.consumed += amount
+        passed = hand.passed.get(cell)
+        if passed is None:
+            passed = hand.passed[cell] = _Passed()
+        passed.counted += amount
+        return passed
 
     def _in_hand(self, hand: _Hand, cell: Cell, slot: int) -> float | None:
         """The most that a node may believe it has for a user in a slot; None: nobody has told."""
-        service, user, resource = cell
-        unit = self._units.get(cell, 1.0)
+        service, user, resource = cell.key
+        unit = cell.unit
         most = -math.inf
         for known_slot in sorted((s for s in hand.slots if s <= slot), reverse=True):
             known = hand.slots[known_slot]

@@ -91,6 +91,7 @@ class Load:
         touched = self._touched
         audit = self._audit
         keys = [((service, user, resource), amount) for resource, amount in costs.items()]
+        cells = [] if audit is None else [(audit.cell(*key), amount) for key, amount in keys]
         offered = passed = 0
         for name, count in stream.counts(cluster.world.now, self._step_seconds, cluster.live):
             if not count:
@@ -105,7 +106,8 @@ class Load:
                 for key, amount in keys:
                     tally[key] = tally.get(key, 0.0) + amount * admitted
                 if audit is not None:
-                    audit.admitted(machine, now, service, user, costs, admitted)
+                    for cell, amount in cells:
+                        audit.admitted(machine, now, cell, amount, admitted)
         if offered:
             track = self._track(service, user)
             track.even = track.even and stream.even
@@ -130,7 +132,7 @@ class Load:
                 passes = machine.process.throttle(now, service, user) is None
                 if passes:
                     if self._audit is not None:
-                        self._audit.admitted(machine, now, service, user, costs, 1, ends=False)
+                        self._audit.started(machine, now, service, user, costs)
                     if duration:
                         machine.later(duration, self._consume, machine, service, user, costs)
                     else:
@@ -174,7 +176,7 @@ class Load:
         key = (service, user, request.resource)
         machine.tally[key] = machine.tally.get(key, 0.0) + amount * admitted
         if self._audit is not None and admitted:
-            self._audit.admitted(machine, now, service, user, costs, admitted)
+            self._audit.admitted(machine, now, self._audit.cell(*key), amount, admitted)
         track = self._track(service, user)
         track.even = False
         track.note(step, request.resource, amount, amount * count, amount * admitted)

@@ -65,6 +65,14 @@ class Replay:
         counter = self._steps.get(step)
         return counter.items() if counter is not None else ()
 
+    def users(self) -> set[tuple[str, str]]:
+        """All of them, with their services."""
+        return {
+            (request.service, request.user)
+            for counter in self._steps.values()
+            for request in counter
+        }
+
     def scenario(self, scenario: Scenario) -> Scenario:
         """The scenario with this traffic: as long as it, without a warm-up."""
         faults = tuple(fault for fault in scenario.faults if fault.at < self.seconds)

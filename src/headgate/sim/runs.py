@@ -128,8 +128,11 @@ class _Run:
         self._system = system
         self._world = world = World(seed)
         self._audit = Audit(scenario, seed, world) if system == "fair" else None
+        users = {(traffic.service, traffic.user) for traffic in scenario.traffic}
+        if replay is not None:
+            users = replay.users()
         self._cluster = Cluster(
-            scenario, make_system(system, scenario, make_ledger), world, self._audit
+            scenario, make_system(system, scenario, users, make_ledger), world, self._audit
         )
         self._streams = []
         if replay is None:

@@ -5,7 +5,7 @@ is how tests show that a ledger with a fault is found out.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from headgate.quota.central_state import CentralState
@@ -23,6 +23,9 @@ __all__ = ["SYSTEMS", "Classic", "Fair", "MakeLedger", "make_system"]
 SYSTEMS = ("fair", "classic")
 
 MakeLedger = Callable[..., Ledger]
+Users = Collection[tuple[str, str]]  # service, user
+
+_MOST_USERS = 10_000  # that a node has records for
 
 
 class Fair:
@@ -30,10 +33,18 @@ class Fair:
 
     name = "fair"
 
-    def __init__(self, scenario: Scenario, make_ledger: MakeLedger = Ledger) -> None:
+    def __init__(
+        self, scenario: Scenario, users: Users, make_ledger: MakeLedger = Ledger
+    ) -> None:
         self._centrals = scenario.centrals
         self._slot_seconds = scenario.slot_seconds
         self._make_ledger = make_ledger
+        # A node walks through its table in every slot, and ten tables of 10,000 users do not fit
+        # in a cache. One that is at most half full treats all users alike, however large it is.
+        self._size: dict[str, int] = {"max_users": _MOST_USERS}
+        if 0 < 2 * len(users) <= _MOST_USERS:
+            services = {service for service, _ in users}
+            self._size = {"max_users": 2 * len(users), "max_services": len(services)}
 
     def node(self, machine: Machine, boot: int, leader: Callable[[], str | None]) -> Running:
         state = NodeState(
@@ -43,6 +54,7 @@ class Fair:
             now=machine.now(),
             wall=machine.wall(),
             slot_seconds=self._slot_seconds,
+            **self._size,
         )
         return state, state.receive, state.outgoing, state.due
 
@@ -113,9 +125,12 @@ class Classic:
         return recorded
 
 
-def make_system(name: str, scenario: Scenario, make_ledger: MakeLedger | None = None) -> System:
+def make_system(
+    name: str, scenario: Scenario, users: Users, make_ledger: MakeLedger | None = None
+) -> System:
+    """`users`: all who have traffic in the run."""
     if name == "fair":
-        return Fair(scenario, make_ledger or Ledger)
+        return Fair(scenario, users, make_ledger or Ledger)
     if name == "classic":
         return Classic(scenario)
     raise ValueError(f"system must be one of {', '.join(SYSTEMS)}, got {name!r}")

@@ -5,9 +5,11 @@ mutant is a copy of the package in which one line does what a tired person might
 `headgate simulate` of one scenario must fail on it and say why. The unchanged copy must pass the
 very same runs.
 
-The text to be replaced must stand in its file exactly once: who rewrites that line is told to
-rewrite its mutant too. A mutant of compiled code is compiled into its copy, without optimization,
-which takes a third of the time; two at once, while the others are run. Scenarios beside this file
+The text to be replaced must occur in its file exactly once: whoever rewrites that line is told to
+rewrite its mutant too. In compiled code it is either an expression or whole lines. All mutants of
+one compiled module share a copy, which has both versions of each place: the environment variable
+HEADGATE_FAULT says which fault the run has, and without it nothing is wrong. So each module is
+compiled once, without optimization, which takes a third of the time. Scenarios beside this file
 show a fault that those for people do not; the soak runs all of them with more random seeds.
 """
 
@@ -18,10 +20,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import textwrap
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -77,14 +80,11 @@ MUTANTS = [
     Mutant(
         "grants to those who ask are not counted",
         BOOK,
+        "result.append((target, resource, cell.promised[target & 3], cell.safe))",
         """\
-                    cell.promised[target & 3] += <float> amount
-                result.append((target, resource, cell.promised[target & 3], cell.safe))
-""",
-        """\
-                else:
-                    amount = 0.0
-                result.append((target, resource, cell.promised[target & 3] + amount, cell.safe))
+result.append((target, resource, cell.promised[target & 3], cell.safe))
+if not again:
+    cell.promised[target & 3] -= <float> amount
 """,
         "moving",
         TOO_MUCH_PROMISED,
@@ -100,8 +100,8 @@ MUTANTS = [
     Mutant(
         "a bucket is refilled beyond its capacity",
         "quota/_bucket.pxd",
-        "if refilled > ceiling:",
-        "if False:",
+        "refilled > ceiling",
+        "False",
         "doorman-6",
         TOO_MUCH_PROMISED,
     ),
@@ -208,33 +208,91 @@ MUTANTS = [
 ]
 COMPILED_WITH = {USER: HOST, "quota/_bucket.pxd": BOOK}
 BY_FAULT = {mutant.fault: mutant for mutant in MUTANTS}
-UNCHANGED = "nothing is wrong"
+NUMBERS = {mutant.fault: number for number, mutant in enumerate(MUTANTS, 1)}
+
+# Appended to each file with a fault in it; two of them may end up in one module.
+FAULT = """
+cdef extern from *:
+    \"\"\"
+    #ifndef HEADGATE_FAULT
+    #define HEADGATE_FAULT
+    #include <stdlib.h>
+    static int hg_fault(void) {
+        static int fault = -1;
+        if (fault < 0) {
+            const char *number = getenv("HEADGATE_FAULT");
+            fault = number ? atoi(number) : 0;
+        }
+        return fault;
+    }
+    #endif
+    \"\"\"
+    int FAULT "hg_fault"() noexcept nogil
+"""
 
 
-def make_copy(directory: Path, fault: str) -> Path:
-    """A copy of the package with the fault in it, and where it can be imported from."""
+def module_of(mutant: Mutant) -> str | None:
+    """The compiled module that a mutant is in; None: it is in plain Python."""
+    module = COMPILED_WITH.get(mutant.file, mutant.file)
+    return module if module.endswith(".pyx") else None
+
+
+def group_of(mutant: Mutant) -> str:
+    """Mutants that share a copy run in the same process of the test run."""
+    return f"mutants of {module_of(mutant) or mutant.fault}"
+
+
+def copy_package(directory: Path) -> Path:
+    """A copy of links: a file that is to be another is replaced by a file."""
     copy = directory / PACKAGE.name
-    shutil.copytree(
-        PACKAGE,
-        copy,
-        # A compiled file is replaced or left alone, so a link will do for it.
-        copy_function=lambda source, target: (
-            os.symlink(source, target) if source.endswith(".so") else shutil.copy(source, target)
-        ),
-        ignore=shutil.ignore_patterns("__pycache__", "*.c"),
-    )
-    if fault == UNCHANGED:
-        # It is compiled like the mutants, so that this is not the difference between them.
-        compile_again(copy / BOOK, directory)
-        return directory
-    mutant = BY_FAULT[fault]
-    path = copy / mutant.file
+    shutil.copytree(PACKAGE, copy, copy_function=os.symlink, ignore=shutil.ignore_patterns("*.c"))
+    return copy
+
+
+def read_once(path: Path, mutant: Mutant) -> str:
     source = path.read_text(encoding="utf-8")
     count = source.count(mutant.text)
     assert count == 1, f"{mutant.file} has this {count} times, expected once: {mutant.text}"
-    path.write_text(source.replace(mutant.text, mutant.instead), encoding="utf-8")
-    if path.suffix in (".pyx", ".pxd"):
-        compile_again(copy / COMPILED_WITH.get(mutant.file, mutant.file), directory)
+    return source
+
+
+def with_fault(source: str, mutant: Mutant) -> str:
+    """The source with both versions: the mutant's holds when its number is that of the fault."""
+    is_faulty = f"FAULT() == {NUMBERS[mutant.fault]}"
+    text = textwrap.dedent(mutant.text).strip("\n")
+    lines = "^( *)" + r"\n\1".join(map(re.escape, text.splitlines())) + r"\n"
+    if not re.search(lines, source, re.MULTILINE):
+        return source.replace(text, f"({mutant.instead} if {is_faulty} else {text})")
+
+    def both(found: re.Match[str]) -> str:
+        instead = textwrap.indent(textwrap.dedent(mutant.instead).strip("\n"), "    ")
+        either = f"if {is_faulty}:\n{instead}\nelse:\n{textwrap.indent(text, '    ')}\n"
+        return textwrap.indent(either, found[1])
+
+    return re.sub(lines, both, source, flags=re.MULTILINE)
+
+
+def make_compiled_copy(directory: Path, module: str) -> Path:
+    """A copy of the package with all faults of one compiled module."""
+    copy = copy_package(directory)
+    for mutant in MUTANTS:
+        if module_of(mutant) == module:
+            read_once(PACKAGE / mutant.file, mutant)
+            path = copy / mutant.file
+            source = path.read_text(encoding="utf-8")
+            if path.is_symlink():
+                source += FAULT
+            path.unlink()
+            path.write_text(with_fault(source, mutant), encoding="utf-8")
+    compile_again(copy / module, directory)
+    return directory
+
+
+def make_plain_copy(directory: Path, mutant: Mutant) -> Path:
+    copy = copy_package(directory)
+    source = read_once(copy / mutant.file, mutant)
+    (copy / mutant.file).unlink()  # it is a link
+    (copy / mutant.file).write_text(source.replace(mutant.text, mutant.instead), encoding="utf-8")
     return directory
 
 
@@ -250,39 +308,41 @@ def compile_again(path: Path, root: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def copies(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Future[Path]]]:
-    """By fault, for the tests that were chosen, in their order."""
-    chosen: list[Any] = [
-        item.callspec.params["fault"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == request.path
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            fault: pool.submit(make_copy, tmp_path_factory.mktemp("copy"), fault)
-            for fault in dict.fromkeys(chosen)
-        }
-        pool.shutdown(cancel_futures=True)
+def copy_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where the copy of a compiled module can be imported from; it is made once."""
+
+    @cache
+    def copy_of(module: str) -> Path:
+        return make_compiled_copy(tmp_path_factory.mktemp("copy"), module)
+
+    return copy_of
 
 
-def simulate(copy: Path, scenario: str, seed: int) -> subprocess.CompletedProcess[str]:
+def simulate(copy: Path, scenario: str, seed: int, fault: int) -> subprocess.CompletedProcess[str]:
     named = str(SCENARIOS / scenario) if scenario.endswith(".toml") else scenario
     return subprocess.run(
         [sys.executable, "-m", "headgate", "simulate", named, "--seed", str(seed)],
-        env={**os.environ, "PYTHONPATH": str(copy)},
+        env={**os.environ, "PYTHONPATH": str(copy), "HEADGATE_FAULT": str(fault)},
         capture_output=True,
         text=True,
         timeout=100,
     )
 
 
-@pytest.mark.parametrize("fault", BY_FAULT)
-def test_a_mutant_is_found_out(copies: Mapping[str, Future[Path]], fault: str) -> None:
-    mutant = BY_FAULT[fault]
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, id=mutant.fault, marks=pytest.mark.xdist_group(group_of(mutant)))
+        for mutant in MUTANTS
+    ],
+)
+def test_a_mutant_is_found_out(
+    mutant: Mutant, copy_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    module = module_of(mutant)
+    copy = make_plain_copy(tmp_path, mutant) if module is None else copy_of(module)
     for seed in SEEDS:
-        run = simulate(copies[fault].result(), mutant.scenario, seed)
+        run = simulate(copy, mutant.scenario, seed, NUMBERS[mutant.fault])
         assert run.returncode == 1, run.stdout + run.stderr
         assert re.search(mutant.says, run.stdout, re.MULTILINE), run.stdout + run.stderr
 
@@ -291,11 +351,11 @@ def test_a_mutant_is_found_out(copies: Mapping[str, Future[Path]], fault: str) -
 SCENARIOS_UNCHANGED = list(dict.fromkeys(mutant.scenario for mutant in MUTANTS))
 
 
+@pytest.mark.xdist_group(f"mutants of {BOOK}")
 @pytest.mark.parametrize("scenario", SCENARIOS_UNCHANGED[:: 1 if len(SEEDS) > 1 else 4])
-@pytest.mark.parametrize("fault", [UNCHANGED])
-def test_the_unchanged_copy_passes_the_same_run(
-    copies: Mapping[str, Future[Path]], fault: str, scenario: str
+def test_the_copy_without_a_fault_passes_the_same_run(
+    copy_of: Callable[[str], Path], scenario: str
 ) -> None:
     for seed in SEEDS:
-        run = simulate(copies[fault].result(), scenario, seed)
+        run = simulate(copy_of(BOOK), scenario, seed, 0)
         assert run.returncode == 0, run.stdout + run.stderr

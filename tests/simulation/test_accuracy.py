@@ -12,6 +12,7 @@ import pytest
 
 from headgate.sim.runs import run
 from headgate.sim.scenario import Scenario, load, read
+from tests.simulation.shipped import run_shipped, together
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
@@ -57,12 +58,11 @@ ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=together(name)) for name in ROWS])
 def test_a_row_of_the_accuracy_table(name: str) -> None:
     at_most, at_least = ROWS[name]
-    scenario = load(name)
     for seed in SEEDS:
-        result = run(scenario, seed=seed)
+        result = run_shipped(name, seed=seed)
         measures = result.measures
         assert not result.missed, (seed, result.missed)
         for figure, bound in at_most.items():

@@ -7,7 +7,8 @@ from headgate.quota.ledger import Ledger
 from headgate.quota.protocol import Report
 from headgate.sim.measures import Measures
 from headgate.sim.runs import run
-from headgate.sim.scenario import Scenario, load, read
+from headgate.sim.scenario import Scenario, read
+from tests.simulation.shipped import run_shipped, together
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
@@ -17,13 +18,18 @@ def both(scenario: Scenario) -> tuple[Measures, Measures]:
     return run(scenario).measures, run(scenario, system="classic").measures
 
 
+def both_shipped(name: str) -> tuple[Measures, Measures]:
+    return run_shipped(name).measures, run_shipped(name, "classic").measures
+
+
 def over_10(measures: Measures) -> float:
     assert measures.over_10 is not None
     return measures.over_10
 
 
+@together("overload-3x")
 def test_the_bucket_is_given_out_once_and_not_to_each_of_three_slots() -> None:
-    fair, classic = both(load("overload-3x"))
+    fair, classic = both_shipped("overload-3x")
     assert classic.over_1 is not None
     assert classic.over_1 > 1.5
     assert classic.nothing is not None
@@ -33,9 +39,11 @@ def test_the_bucket_is_given_out_once_and_not_to_each_of_three_slots() -> None:
     assert fair.nothing == 0.0
 
 
-@pytest.mark.parametrize("name", ["join", "failover"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=together(name)) for name in ("join", "failover")]
+)
 def test_a_node_without_a_quota_is_not_unlimited(name: str) -> None:
-    fair, classic = both(load(name))
+    fair, classic = both_shipped(name)
     assert over_10(classic) > 0.2
     assert over_10(fair) <= 0.05
 
@@ -70,21 +78,24 @@ def test_a_user_nobody_has_seen_before_is_not_unlimited() -> None:
     assert over_10(fair) <= 0.4
 
 
+@together("one-per-second")
 def test_a_share_below_one_does_not_starve() -> None:
-    fair, classic = both(load("one-per-second"))
+    fair, classic = both_shipped("one-per-second")
     assert classic.under == 1.0
     assert fair.under is not None
     assert fair.under <= 0.05
 
 
+@together("failover")
 def test_what_was_booked_outlives_the_central_that_booked_it() -> None:
-    fair, classic = both(load("failover"))
+    fair, classic = both_shipped("failover")
     assert classic.unrecorded
     assert fair.unrecorded == 0.0
 
 
+@together("lossy")
 def test_reports_are_neither_lost_nor_counted_twice() -> None:
-    fair, classic = both(load("lossy"))
+    fair, classic = both_shipped("lossy")
     assert classic.unrecorded
     assert fair.unrecorded == 0.0
 

@@ -283,8 +283,9 @@ cdef class Host:
         cdef User *record = <User *> look.payload
         cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
         cdef int cell_count, outcome, number = service_number(self.head, service)
-        cdef uint32_t most = whole("count", count, 0), admitted
+        cdef uint32_t admitted, most
         cdef bint asks
+        most = count if type(count) is int and 0 <= count < 1 << 31 else whole("count", count, 0)
         set_time(&now, time)
         kept = key_of_user(user, number, &key)
         read_costs(self.head, "amounts", amounts, &costs)

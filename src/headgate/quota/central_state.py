@@ -38,6 +38,7 @@ class CentralState:
         self.epoch = 0
         self._offset = wall - now
         self._samples: dict[str, deque[float]] = {}  # of each node, the newest last
+        self._latest: dict[str, float] = {}  # of each node, the latest clock of its samples
         self._assigned = self.slot(now) - 1
         self._parts: Iterator[None] | None = None  # of the assignment that is going on
         self._untold: list[str] = []  # the nodes whose quotas of it are still to be sent
@@ -66,9 +67,11 @@ class CentralState:
         samples = self._samples.pop(node, None) or deque(maxlen=_CLOCK_SAMPLES)
         samples.append((slot + 1) * self.ledger.slot_seconds - now)
         self._samples[node] = samples
+        self._latest[node] = max(samples)
         if len(self._samples) > _CLOCK_NODES:
-            del self._samples[next(iter(self._samples))]
-        told = sorted(max(samples) for samples in self._samples.values())
+            oldest = next(iter(self._samples))
+            del self._samples[oldest], self._latest[oldest]
+        told = sorted(self._latest.values())
         # The latest clock is the nearest, but for those that are ahead: of three, one may be.
         self._offset = told[len(told) - 1 - (max(1, len(told) // 4) if len(told) > 2 else 0)]
         self._assigned = min(self._assigned, self.slot(now))
@@ -88,6 +91,7 @@ class CentralState:
         self.leads = False
         self.epoch = max(self.epoch, epoch or 0)
         self._samples.clear()
+        self._latest.clear()
 
     # Messages
 

@@ -25,6 +25,7 @@ _AHEAD = 8
 
 _Stamp = tuple[int, float]  # epoch, time
 _NEVER: _Stamp = (-1, 0.0)
+_View = tuple[int, dict[str, dict[str, float]]]  # slot of the whole Quota, newcomers by service
 
 
 class _Hand:
@@ -48,6 +49,7 @@ class QuotasInHand:
         self._lease = lease
         self._hands: dict[int, _Hand] = {}
         self._usable: list[_Hand] = []  # from this slot back to the newest whole Quota
+        self._views: dict[int, _View] = {}  # of slots, since what is in hand changed last
         self._slot = 0
         self._held = 0
         self._free: dict[str, dict[str, None]] = {}
@@ -121,11 +123,17 @@ class QuotasInHand:
         hand = self._hands.get(slot)
         return {} if hand is None else hand.users
 
-    def view(self, slot: int) -> tuple[int, dict[str, dict[str, float]]]:
+    def view(self, slot: int) -> _View:
         """What holds in a slot for those whom nobody names.
 
         The slot of the newest whole Quota up to it (-1: none), and newcomers' shares by service.
         """
+        view = self._views.get(slot)
+        if view is None:
+            view = self._views[slot] = self._look_at(slot)
+        return view
+
+    def _look_at(self, slot: int) -> _View:
         newcomers: dict[str, dict[str, float]] = {}
         for at in sorted((at for at in self._hands if at <= slot), reverse=True):
             hand = self._hands[at]
@@ -193,6 +201,7 @@ class QuotasInHand:
 
     def _prune(self) -> None:
         """Keep the newest whole Quota up to this slot, and what came after it."""
+        self._views.clear()
         usable: list[_Hand] = []
         for slot in sorted((slot for slot in self._hands if slot <= self._slot), reverse=True):
             hand = self._hands[slot]

@@ -16,9 +16,9 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from itertools import chain, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from headgate.errors import ConfigError, ProtocolError
@@ -72,6 +72,10 @@ class _KnownNode:
     seen: int  # the slot in which it was last heard of
     booked: int = 0  # classic: bit n is set when the report of slot `slot - n` is booked
     booked_in: int = 0  # the slot of ours in which its last report was booked; 0: not known
+
+
+# As `astuple`, which would copy each number.
+_values_of = attrgetter(*(field.name for field in fields(_KnownNode)))
 
 
 class _How(TypedDict):
@@ -533,7 +537,7 @@ class Ledger:
             # By number: so their order is the same when they are numbered anew.
             "nodes": sorted(
                 (
-                    (node, *self._nodes.numbers_of(node), astuple(known))
+                    (node, *self._nodes.numbers_of(node), _values_of(known))
                     for node, known in self._known.items()
                 ),
                 key=itemgetter(1),

@@ -46,6 +46,7 @@ _LOOKS = 256
 _MOST_HELD = 60
 # No clock says more, in seconds: sums with it are exact to a millisecond.
 _LATEST = 1e12
+_HEARD = (Ack, Quota)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ class Reporter:
         """`message` has come from `central`."""
         if central not in self._centrals:
             raise ValueError(f"central must be one of {self._centrals!r}, got {central!r}")
-        if not isinstance(message, Ack | Quota):
+        if not isinstance(message, _HEARD):
             raise TypeError(f"message must be an Ack or a Quota, got {message!r}")
         if not abs(message.time) <= _LATEST:
             raise ProtocolError(

@@ -23,6 +23,7 @@ The clock itself may be set back by what a leader says; that slot numbers do not
 
 import math
 from collections import deque
+from operator import attrgetter
 from typing import NamedTuple
 
 from headgate.limits.checks import positive, real
@@ -39,6 +40,10 @@ _DRIFT = 0.001
 class _Sample(NamedTuple):
     least: float  # the offset is at least this
     most: float
+    round_trip: float
+
+
+_round_trip = attrgetter("round_trip")
 
 
 class SlotClock:
@@ -80,15 +85,14 @@ class SlotClock:
         is_first = not self.is_told
         if not self._follows(epoch):
             return
-        newest = _Sample(time - received, time - sent)
-        if any(
-            newest.least > older.most + _DRIFT or newest.most < older.least - _DRIFT
-            for older in self._samples
-        ):
-            self._samples.clear()
-        self._samples.append(newest)
-        best = min(self._samples, key=lambda sample: sample.most - sample.least)
-        if is_first or best.most - best.least <= _NARROW * self.slot_seconds:
+        least, most = time - received, time - sent
+        for older in self._samples:
+            if least > older.most + _DRIFT or most < older.least - _DRIFT:
+                self._samples.clear()
+                break
+        self._samples.append(_Sample(least, most, most - least))
+        best = min(self._samples, key=_round_trip)
+        if is_first or best.round_trip <= _NARROW * self.slot_seconds:
             self._offset = (best.least + best.most) / 2
         else:
             # It tells little: the clock moves only as far as it must to agree with it.

@@ -253,9 +253,7 @@ class Audit:
     def _was_free(self, cell: Cell) -> bool:
         """Whether there is a time without this limit: nodes do not count free users."""
         if cell.was_free is None:
-            cell.was_free = any(
-                rate_of(entries, *cell.key) is None for entries in self._all_limits
-            )
+            cell.was_free = any(rate_of(entries, *cell.key) is None for entries in self._all_limits)
         return cell.was_free
 
     def _ceiling(self, cell: Cell, bucket: _Bucket) -> float:
@@ -673,7 +671,9 @@ class Audit:
         service, user, resource = cell.key
         unit = cell.unit
         most = -math.inf
-        for known_slot in sorted((s for s in hand.slots if s <= slot), reverse=True):
+        for known_slot in sorted(hand.slots, reverse=True):
+            if known_slot > slot:
+                continue
             known = hand.slots[known_slot]
             named = known["users"].get((service, user), ())
             for shares, _ in named:

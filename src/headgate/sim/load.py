@@ -12,7 +12,7 @@ it ends.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headgate.sim.audit import Audit
+from headgate.sim.audit import Audit, Cell
 from headgate.sim.cluster import Cluster
 from headgate.sim.machines import Machine
 from headgate.sim.replay import Replay, Request
@@ -21,6 +21,7 @@ from headgate.sim.traffic import Stream
 __all__ = ["Load", "Track"]
 
 Steps = dict[int, float]
+Key = tuple[str, str, str]  # service, user, resource
 
 
 @dataclass(slots=True)
@@ -62,15 +63,26 @@ class Load:
         self._audit = audit
         self._step_seconds = step_seconds
         self._first_counted = warm_up / step_seconds
+        # Of each stream what a request costs, by the key of a tally and by the auditor's cell.
+        self._keys: list[list[tuple[Key, float]]] = []
+        self._cells: list[list[tuple[Cell, float]]] = []
+        for stream in streams:
+            service, user = stream.traffic.service, stream.traffic.user
+            costs = (stream.constant_cost or {}).items()
+            keys = [((service, user, resource), amount) for resource, amount in costs]
+            self._keys.append(keys)
+            self._cells.append(
+                [] if audit is None else [(audit.cell(*key), amount) for key, amount in keys]
+            )
         self._touched: dict[str, Machine] = {}
         self._turn = 0  # whose turn it is to get a line that names no node
 
     def offer(self, step: int) -> None:
         """Offer all requests of one step."""
         self._touched.clear()
-        for stream in self._streams:
+        for number, stream in enumerate(self._streams):
             if stream.constant_cost is not None:
-                self._offer_together(stream, step, stream.constant_cost)
+                self._offer_together(number, stream, step, stream.constant_cost)
             else:
                 self._offer_singly(stream, step)
         if self._replay is not None:
@@ -84,14 +96,15 @@ class Load:
             track = self.tracks[service, user] = Track()
         return track
 
-    def _offer_together(self, stream: Stream, step: int, costs: dict[str, float]) -> None:
+    def _offer_together(
+        self, number: int, stream: Stream, step: int, costs: dict[str, float]
+    ) -> None:
         service, user = stream.traffic.service, stream.traffic.user
         cluster = self._cluster
         nodes = cluster.nodes
         touched = self._touched
         audit = self._audit
-        keys = [((service, user, resource), amount) for resource, amount in costs.items()]
-        cells = [] if audit is None else [(audit.cell(*key), amount) for key, amount in keys]
+        keys, cells = self._keys[number], self._cells[number]
         offered = passed = 0
         for name, count in stream.counts(cluster.world.now, self._step_seconds, cluster.live):
             if not count:

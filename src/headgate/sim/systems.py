@@ -25,7 +25,9 @@ SYSTEMS = ("fair", "classic")
 MakeLedger = Callable[..., Ledger]
 Users = Collection[tuple[str, str]]  # service, user
 
-_MOST_USERS = 10_000  # that a node has records for
+# That a node has records for.
+_MOST_USERS = 10_000
+_MOST_SERVICES = 64
 
 
 class Fair:
@@ -33,18 +35,16 @@ class Fair:
 
     name = "fair"
 
-    def __init__(
-        self, scenario: Scenario, users: Users, make_ledger: MakeLedger = Ledger
-    ) -> None:
+    def __init__(self, scenario: Scenario, users: Users, make_ledger: MakeLedger = Ledger) -> None:
         self._centrals = scenario.centrals
         self._slot_seconds = scenario.slot_seconds
         self._make_ledger = make_ledger
         # A node walks through its table in every slot, and ten tables of 10,000 users do not fit
         # in a cache. One that is at most half full treats all users alike, however large it is.
-        self._size: dict[str, int] = {"max_users": _MOST_USERS}
-        if 0 < 2 * len(users) <= _MOST_USERS:
-            services = {service for service, _ in users}
-            self._size = {"max_users": 2 * len(users), "max_services": len(services)}
+        self._max_users = min(max(1, 2 * len(users)), _MOST_USERS)
+        self._max_services = _MOST_SERVICES
+        if self._max_users < _MOST_USERS:  # nobody has to share a record
+            self._max_services = 1
 
     def node(self, machine: Machine, boot: int, leader: Callable[[], str | None]) -> Running:
         state = NodeState(
@@ -54,7 +54,8 @@ class Fair:
             now=machine.now(),
             wall=machine.wall(),
             slot_seconds=self._slot_seconds,
-            **self._size,
+            max_users=self._max_users,
+            max_services=self._max_services,
         )
         return state, state.receive, state.outgoing, state.due
 

@@ -19,6 +19,7 @@ from headgate.cli import main
 from headgate.quota.protocol import Ack, Line, Report
 from headgate.quota.wire import NodeWire
 from tests.quota.central.parts import closed_with
+from tests.waits import PATIENCE, Output
 
 LIMITS = """
 [[limit]]
@@ -141,33 +142,45 @@ def test_limits_are_read_again_when_the_file_changes(limits: Path) -> None:
 HANGS = """
 import sys, time
 from headgate.quota import Central, Entry
+from headgate.quota.sources.function import FunctionLimits
 
-asked = 0
+started = []
 
 def limits():
-    global asked
-    asked += 1
-    if asked > {answers}:
-        sys.stdout.write("hangs\\n")
-        sys.stdout.flush()
-        time.sleep(1000)
+    if started or {at_start}:
+        sys.stderr.write("hangs\\n")
+        {hangs}
     return [Entry("front", "*", rates={{"requests": 1.0}})]
 
-Central(limits, listen="127.0.0.1:0").run(lambda central: print(central.url, flush=True))
+print("not flushed")
+Central(FunctionLimits(limits, every=0.1), listen="127.0.0.1:0").run(started.append)
 """
+WAYS_TO_HANG = {
+    "after a write": "print('written', flush=True); time.sleep(1000)",
+    "in a write": "while True: print('a pipe that nobody reads is full after 64 KiB')",
+}
 
 
-@pytest.mark.parametrize("answers", [0, 2])
-def test_a_source_that_hangs_does_not_hold_up_a_stop(answers: int) -> None:
-    """At the start it is asked twice, and then every 5 s."""
-    script = [sys.executable, "-c", HANGS.format(answers=answers)]
-    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as central:
+@pytest.mark.parametrize("hangs", WAYS_TO_HANG.values(), ids=WAYS_TO_HANG)
+@pytest.mark.parametrize("at_start", [True, False], ids=["at the start", "later"])
+def test_a_source_that_hangs_does_not_hold_up_a_stop(at_start: bool, hangs: str) -> None:
+    """Nor does Python abort, as it does when it freezes a thread that writes to stdout."""
+    script = HANGS.format(at_start=at_start, hangs=hangs)
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as central:
         try:
             assert central.stdout is not None
-            while "hangs" not in central.stdout.readline():
-                assert central.poll() is None
+            assert central.stderr is not None
+            log = Output(central.stderr)
+            log.wait_for("hangs")
             central.terminate()
-            assert central.wait(timeout=20) == 0
+            assert central.wait(PATIENCE) == 0, log.text()
+            assert central.stdout.readline() == "not flushed\n"
         finally:
             central.kill()
 

@@ -4,7 +4,6 @@ import json
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from headgate.cli import main
 from headgate.quota import Entry
 from headgate.quota.central.api import refusal
 from tests.quota.central.stand_in import StandIn
+from tests.waits import PATIENCE, wait_for
 
 ANN = Entry("front", "ann", 10.0, {"requests": 5.0, "traffic_up": 1e6})
 TOKEN = "correct-horse"
@@ -40,16 +40,14 @@ def serve() -> Iterator[Serve]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         running.append((server, thread))
-        end = time.monotonic() + 10
-        while not server.started and time.monotonic() < end:
-            time.sleep(0.005)  # a server of its own needs its time to start
+        wait_for(lambda: server.started)
         scheme = "https" if options else "http"
         return f"{scheme}://127.0.0.1:{listening.getsockname()[1]}"
 
     yield start
     for server, thread in running:
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -209,9 +207,10 @@ def test_a_token_file_that_others_may_read_is_refused(
 def test_a_central_that_is_not_there_is_told_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    assert main(["limits", "list", "--url", url]) == 1
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # and does not listen: nobody else can have the port
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        assert main(["limits", "list", "--url", url]) == 1
     told = capsys.readouterr().err
     assert told.startswith(f"headgate limits: no answer from the central at {url}: ")
     assert told.count("\n") == 1
@@ -293,6 +292,7 @@ def test_over_tls_only_who_is_trusted_gets_the_token(
         ],
         check=True,
         capture_output=True,
+        timeout=PATIENCE,
     )
     url = ["--url", serve(central.app, ssl_certfile=cert, ssl_keyfile=key)]
     assert main(["limits", "list", *url, "--ca", str(cert)]) == 0

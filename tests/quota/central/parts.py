@@ -15,35 +15,36 @@ from websockets.sync.client import ClientConnection, connect
 from headgate.quota import Central, Entry
 from headgate.quota.protocol import Ack, Ask, Line, Quota, Report
 from headgate.quota.wire import NodeWire
+from tests.waits import PATIENCE
 
 __all__ = [
     "LIMITS",
+    "SLOT",
     "PlainNode",
     "V1Node",
     "closed_with",
-    "eventually",
     "frame",
     "raw_websocket",
     "running",
+    "slot_of",
 ]
 
 LIMITS = [Entry("front", "*", rates={"requests": 100.0}, burst_seconds=1.0)]
+SLOT = 60.0  # seconds
 
 
 @contextmanager
 def running(**options: Any) -> Iterator[Central]:
-    """A central on a free port, with slots of 0.1 s unless told otherwise."""
-    options = {"listen": "127.0.0.1:0", "slot_seconds": 0.1, "limits": LIMITS, **options}
+    """A central on a free port. Slots are long unless told otherwise: a test may take its time."""
+    options = {"listen": "127.0.0.1:0", "slot_seconds": SLOT, "limits": LIMITS, **options}
     with Central(options.pop("limits"), **options) as central:
         yield central
 
 
-def eventually(what: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for a condition of the real world."""
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.005)
+def slot_of(central: Central) -> int:
+    """The slot it is."""
+    assert central.board is not None
+    return int(time.time() / central.board.state.ledger.slot_seconds)
 
 
 class PlainNode:
@@ -51,7 +52,7 @@ class PlainNode:
 
     def __init__(self, central: Central, node: str = "n", path: str = "/", **options: Any) -> None:
         self.node = node
-        self.slot_seconds = 0.1
+        self._central = central
         self.socket: ClientConnection = connect(central.ws_url + path, **options).__enter__()
 
     def __enter__(self) -> "PlainNode":
@@ -61,12 +62,12 @@ class PlainNode:
         self.socket.close()
 
     def slot(self) -> int:
-        return int(time.time() / self.slot_seconds)
+        return slot_of(self._central)
 
     def ask(self, message: object) -> Any:
         text = message if isinstance(message, str) else json.dumps(message)
         self.socket.send(text)
-        return json.loads(self.socket.recv(timeout=10))
+        return json.loads(self.socket.recv(timeout=PATIENCE))
 
     def report(self, slot: int, consumption: object, rejection: object = None) -> Any:
         return self.ask(
@@ -101,13 +102,13 @@ class V1Node:
         self.socket.send(self.wire.write(message))
 
     def read(self) -> Ack | Quota:
-        return self.wire.read(self.socket.recv(timeout=10))
+        return self.wire.read(self.socket.recv(timeout=PATIENCE))
 
     def read_until(self, wanted: Callable[[Ack | Quota], bool]) -> Any:
-        while True:
-            message = self.read()
-            if wanted(message):
-                return message
+        end = time.monotonic() + PATIENCE
+        while not wanted(message := self.read()):
+            assert time.monotonic() < end, f"not within {PATIENCE:g} s; the last was {message}"
+        return message
 
     def message(self, slot: int, epoch: int = -1, **consumed: float) -> Report:
         self.sequence += 1
@@ -131,7 +132,7 @@ def closed_with(socket: ClientConnection) -> tuple[int, str]:
     """The code and the reason with which the central ends a connection."""
     with pytest.raises(ConnectionClosed) as caught:
         while True:
-            socket.recv(timeout=10)
+            socket.recv(timeout=PATIENCE)
     told = caught.value.rcvd
     assert told is not None, "no close frame came"
     return told.code, told.reason
@@ -140,7 +141,7 @@ def closed_with(socket: ClientConnection) -> tuple[int, str]:
 def raw_websocket(central: Central, source: str = "127.0.0.1", path: str = "/") -> socket.socket:
     """A websocket of which only the handshake is done: the bytes are the test's own."""
     host, _, port = central.url.removeprefix("http://").partition(":")
-    raw = socket.create_connection((host, int(port)), timeout=10, source_address=(source, 0))
+    raw = socket.create_connection((host, int(port)), timeout=PATIENCE, source_address=(source, 0))
     raw.sendall(
         f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\n"
         "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -148,7 +149,9 @@ def raw_websocket(central: Central, source: str = "127.0.0.1", path: str = "/") 
     )
     head = b""
     while not head.endswith(b"\r\n\r\n"):
-        head += raw.recv(1)
+        byte = raw.recv(1)
+        assert byte, f"refused: {head!r}"
+        head += byte
     assert b" 101 " in head.partition(b"\r\n")[0]
     return raw
 

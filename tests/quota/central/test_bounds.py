@@ -1,10 +1,11 @@
 """Nobody can hurt another: sizes, counts, rates, and those who do not read or do not speak."""
 
+import asyncio
 import json
 import socket
 import struct
 import threading
-import time
+from contextlib import ExitStack, suppress
 
 import pytest
 from websockets.sync.client import connect
@@ -21,11 +22,12 @@ from tests.quota.central.parts import (
     PlainNode,
     V1Node,
     closed_with,
-    eventually,
     frame,
     raw_websocket,
     running,
+    slot_of,
 )
+from tests.waits import PATIENCE, wait_for
 
 
 def test_a_frame_that_is_too_big_ends_its_connection() -> None:
@@ -82,7 +84,7 @@ def test_there_is_room_for_so_many_connections_and_no_more() -> None:
                         "overloaded: 2 connections are all there can be",
                     )
             assert first.report(first.slot(), {})
-        eventually(lambda: central.board is not None and not central.board.connections())
+        wait_for(lambda: central.board is not None and not central.board.connections())
         with PlainNode(central, "c") as node:
             assert node.report(node.slot(), {})
 
@@ -104,30 +106,44 @@ def test_denied_and_overloaded_are_counted_apart() -> None:
 def test_one_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel takes on its way is some megabytes; only then does it show."""
     monkeypatch.setattr("headgate.quota.central.switchboard._PATIENCE_SECONDS", 0.5)
-    with running() as central, raw_websocket(central) as deaf, V1Node(central, "other") as other:
-        assert central.board is not None
+    with (
+        running(slot_seconds=0.1) as central,
+        raw_websocket(central) as deaf,
+        V1Node(central, "other") as other,
+    ):
+        board = central.board
+        assert board is not None
         users = {f"user_{n:0150}": {"requests": 1} for n in range(2000)}
-        slot = int(time.time() / 0.1)
+        slot = slot_of(central)
         report = {"node_id": "d", "slot_number": slot, "consumption": {"front": users}}
         deaf.sendall(frame(json.dumps(report).encode()))
         for _ in range(30):  # each is answered with half a megabyte
             deaf.sendall(frame(b'{"monitor": "distribution"}'))
-        eventually(lambda: len(central.board.connections()) == 1)
+        refused = 'refusals_total{reason="overloaded"} 1'
+        wait_for(lambda: refused in board.metrics.render(board).decode())
         assert other.report(slot)
-        text = central.board.metrics.render(central.board).decode()
-        assert 'refusals_total{reason="overloaded"} 1' in text
+        wait_for(lambda: [each.node for each in board.connections()] == ["other"])
 
 
-def test_silence_is_met_with_a_ping_and_then_with_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.quota.central.node_socket._PING_AFTER_SECONDS", 0.1)
-    monkeypatch.setattr("headgate.quota.central.node_socket._LOST_AFTER_SECONDS", 1.5)
+def test_silence_is_met_with_a_ping_and_then_with_the_end() -> None:
+    """Here both have been silent for 20 s, and the one that does not answer for 50 s."""
     with running() as central, raw_websocket(central) as dead, PlainNode(central) as silent:
+        board = central.board
+        assert board is not None
+        wait_for(lambda: len(board.connections()) == 2)
+        of_dead, of_silent = board._sockets
+        before = of_silent._heard
+        for socket_ in (of_dead, of_silent):
+            socket_._heard -= 20.0
+            socket_._pinged -= 20.0
+        assert dead.recv(100) == b"\x89\x00"  # a ping
+        wait_for(lambda: of_silent._heard > before)  # the library answers it
+        of_dead._heard -= 30.0
         got = b""
         while chunk := dead.recv(100):
             got += chunk
-        assert got.startswith(b"\x89\x00")  # a ping
         assert b"lost: no answer to a ping" in got
-        assert silent.report(silent.slot(), {})  # this one answers pings by itself
+        assert silent.report(silent.slot(), {})
 
 
 def test_fragments_without_end_are_ended() -> None:
@@ -149,11 +165,11 @@ def test_what_is_coming_in_is_bounded_over_all_connections() -> None:
         begun = frame(b"x" * 100_000)[:90_000]
         with raw_websocket(central) as first, raw_websocket(central) as second:
             first.sendall(begun)
-            eventually(lambda: central.board.receiving.bytes > 50_000)
+            wait_for(lambda: central.board.receiving.bytes > 50_000)
             second.sendall(begun)
             assert b"overloaded: too much is coming in at once" in second.recv(200)
             assert node.report(node.slot(), {})
-        eventually(lambda: central.board.receiving.bytes == 0)
+        wait_for(lambda: central.board.receiving.bytes == 0)
 
 
 # Those who say nothing
@@ -161,7 +177,7 @@ def test_what_is_coming_in_is_bounded_over_all_connections() -> None:
 
 def http(central: Central) -> socket.socket:
     host, _, port = central.url.removeprefix("http://").partition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
 def hall_of(central: Central, most: int) -> Hall:
@@ -176,7 +192,7 @@ def test_who_has_been_silent_for_longest_gives_way() -> None:
     with running() as central:
         hall = hall_of(central, 3)
         with http(central) as oldest, http(central), http(central):
-            eventually(lambda: len(hall.callers) == 3)
+            wait_for(lambda: len(hall.callers) == 3)
             with http(central) as caller:
                 caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert caller.recv(100).startswith(b"HTTP/1.1 200")
@@ -186,7 +202,7 @@ def test_who_has_been_silent_for_longest_gives_way() -> None:
                 assert json.loads(body)["error_message"] == "overloaded: too many callers"
             with PlainNode(central) as node:  # so do those who are here when a node comes
                 assert node.report(node.slot(), {})
-        eventually(lambda: not hall.callers)
+        wait_for(lambda: not hall.callers)
 
 
 def test_silent_connections_do_not_hold_the_door_shut() -> None:
@@ -212,7 +228,7 @@ def test_who_waits_for_his_answer_does_not_give_way() -> None:
     class Slow(MemoryLimits):
         def put(self, entry: Entry) -> None:
             asked.set()
-            go_on.wait(10)
+            go_on.wait(PATIENCE)
             super().put(entry)
 
     with running(limits=Slow(LIMITS)) as central, PlainNode(central) as node:
@@ -223,7 +239,7 @@ def test_who_waits_for_his_answer_does_not_give_way() -> None:
                 b"PUT /api/limits HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
                 % (len(body), body)
             )
-            assert asked.wait(10)
+            assert asked.wait(PATIENCE)
             with http(central) as refused:
                 assert refused.recv(1000).startswith(b"HTTP/1.1 503 ")
             assert node.report(node.slot(), {})
@@ -231,25 +247,25 @@ def test_who_waits_for_his_answer_does_not_give_way() -> None:
             assert waiting.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"",
-        b"GET /heal",
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\n",
-        b"PUT /api/limits HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{",
-    ],
-)
+BEGUN = [
+    b"",
+    b"GET /heal",
+    b"GET /healthz HTTP/1.1\r\nHost: x\r\n",
+    b"PUT /api/limits HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{",
+]
+
+
 def test_who_takes_long_over_his_request_is_let_go(
-    said: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("headgate.quota.central.front_door._REQUEST_SECONDS", 0.3)
-    with running() as central, http(central) as caller:
-        caller.sendall(said)
-        with pytest.raises(ConnectionResetError):
-            while caller.recv(1000):
-                pass
-            raise ConnectionResetError  # an orderly end will do too
+    with running() as central, ExitStack() as stack:
+        callers = [stack.enter_context(http(central)) for _ in BEGUN]
+        for caller, begun in zip(callers, BEGUN, strict=True):
+            caller.sendall(begun)
+        monkeypatch.setattr("headgate.quota.central.front_door._REQUEST_SECONDS", 0.3)
+        for caller in callers:
+            with suppress(ConnectionResetError):  # an orderly end will do too
+                assert caller.recv(1000) == b""
     assert "Traceback" not in caplog.text
 
 
@@ -261,23 +277,25 @@ def test_they_are_protocols_of_asyncio() -> None:
 
 def test_of_quotas_that_wait_for_a_slow_node_it_gets_the_newest() -> None:
     """The transport says when its buffer is full, and when it is not; here we say it."""
-    with running(slot_seconds=0.5) as central, V1Node(central) as node:
-        assert central.board is not None
-        node.report(int(time.time() / 0.5) - 1, ann=3.0)
-        (socket,) = central.board._sockets
+    with running() as central, V1Node(central) as node:
+        board = central.board
+        assert board is not None
+        node.report(slot_of(central) - 1, ann=3.0)
+        first = node.read()
+        assert isinstance(first, Quota)
+        (socket,) = board._sockets
         session = socket._session
         assert isinstance(session, NodeSession)
-        loop = socket._loop
-        begun = int(time.time() / 0.5)
-        loop.call_soon_threadsafe(socket.pause_writing)
-        eventually(lambda: not socket.is_writable)
-        eventually(lambda: int(time.time() / 0.5) >= begun + 3)  # so long it is live
-        assert len(session._outbox) == 1
-        loop.call_soon_threadsafe(socket.resume_writing)
-        slots = []
-        while not slots or slots[-1] <= begun + 1:
-            message = node.read()
-            if isinstance(message, Quota):
-                slots.append(message.slot)
-        assert len(session._outbox) == 0
-        assert len(slots) <= 3, slots  # two of before, and the newest
+
+        async def be_slow() -> None:  # in one turn of the loop: nothing comes between
+            socket.pause_writing()
+            for later in range(1, 6):
+                board.deliver([("n", first._replace(slot=first.slot + later))])
+            assert len(session._outbox) == 1
+            socket.resume_writing()
+            assert len(session._outbox) == 0
+
+        asyncio.run_coroutine_threadsafe(be_slow(), socket._loop).result(PATIENCE)
+        newest = node.read()
+        assert isinstance(newest, Quota)
+        assert newest.slot == first.slot + 5

@@ -1,12 +1,11 @@
 """Anything may come in. The central stays up, others are answered in time, memory is bounded.
 
 The nonsense goes over real sockets, from addresses of its own (127.0.0.x is all this machine), to a
-central in a process of its own, so that its answers are timed and its memory is measured from
-outside. Another node reports all the while, and notes how long the central lets it wait.
+central in a process of its own, so that its memory is measured from outside. Another node reports
+all the while and is answered.
 
-A machine that has other work to do makes everyone wait. So that this does not count, a wait is
-taken as no longer than the time that the central's own thread was at work meanwhile, which the
-kernel tells. A central that is held up works all the while, on any machine.
+Nobody waits for long if each turn of the central's event loop is short. That is measured as the
+work of its thread, in CPU time: so it does not count what else the machine does.
 """
 
 import json
@@ -29,49 +28,54 @@ from websockets.sync.client import connect
 
 from headgate.quota.protocol import Ack, Ask, Line, Report
 from headgate.quota.wire import NodeWire
+from tests.quota.central import turns
 from tests.quota.central.parts import frame
+from tests.quota.central.turns import LongestTurn
+from tests.waits import PATIENCE, Output, wait_for
 
 ALLOWED_SECONDS = 0.05
 
 
 class Witness:
-    """A node that behaves, and notes how long the central lets it wait for each acknowledgement."""
+    """A node that behaves: it reports again and again, and waits for each acknowledgement."""
 
     def __init__(self, target: "Target") -> None:
         self._target = target
         self._stop = threading.Event()
-        self.waits: list[float] = []
+        self.answered = 0
         self._node = f"witness {time.monotonic_ns()}"
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "Witness":
         self._thread.start()
+        self.wait_for_more()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(PATIENCE)
+
+    def wait_for_more(self, answers: int = 10) -> None:
+        """Wait until it has been answered so many times more."""
+        wanted = self.answered + answers
+        wait_for(lambda: self.answered >= wanted, seen=lambda: (self.answered, wanted))
 
     def _run(self) -> None:
         wire = NodeWire()
         url = f"ws://{self._target.address}"
         with connect(url, subprotocols=["headgate.v1"]) as websocket:
-            sequence = 0
-            while not self._stop.wait(0.01):
-                sequence += 1
+            while not self._stop.wait(0.005):
+                sequence = self.answered + 1
                 slot = int(time.time()) - 1
                 lines = {"front": {"w": {"requests": Line(float(sequence), 0, sequence, 0.0, 0.0)}}}
-                frame = wire.write(
-                    Report(self._node, 1, sequence, -1, sequence - 1, slot, 0.0, lines)
+                websocket.send(
+                    wire.write(Report(self._node, 1, sequence, -1, sequence - 1, slot, 0.0, lines))
                 )
-                begun, worked = time.perf_counter(), self._target.worked()
-                websocket.send(frame)
                 while True:
-                    answer = wire.read(websocket.recv(timeout=10))
+                    answer = wire.read(websocket.recv(timeout=PATIENCE))
                     if isinstance(answer, Ack) and answer.sequence == sequence:
                         break
-                waited = time.perf_counter() - begun
-                self.waits.append(min(waited, self._target.worked() - worked))
+                self.answered = sequence
 
 
 class Target:
@@ -80,44 +84,37 @@ class Target:
     def __init__(self, folder: Path) -> None:
         limits = folder / "limits.toml"
         limits.write_text('[[limit]]\nservice = "front"\nuser = "*"\nrequests = 100\n')
-        self.log = open(folder / "log", "w+")  # noqa: SIM115
+        self.turn = LongestTurn(folder / "turn")
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "headgate", "central"),
+                *(sys.executable, turns.__file__, str(folder / "turn"), "central"),
                 *("--listen", "127.0.0.1:0", "--limits", str(limits)),
             ],
             stdout=subprocess.PIPE,
-            stderr=self.log,
+            stderr=subprocess.PIPE,
             text=True,
         )
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        assert self.process.stderr is not None
+        self._log = Output(self.process.stderr)
+        line = Output(self.process.stdout).wait_for("listens on")
         self.address = line.rpartition("http://")[2].strip()
         self._sources = (f"127.0.{n // 250}.{n % 250 + 1}" for n in range(1, 60_000))
 
     def stop(self) -> str:
         self.process.terminate()
-        self.process.communicate(timeout=20)
-        self.log.seek(0)
-        log = self.log.read()
-        self.log.close()
-        assert self.process.returncode == 0, log
-        return log
+        assert self.process.wait(PATIENCE) == 0, self._log.text()
+        return self._log.text()
 
     def memory(self) -> int:
         """Bytes that it has in memory."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * 4096
 
-    def worked(self) -> float:
-        """Seconds of work that its loop has done."""
-        pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
-
     def open(self, subprotocol: str = "") -> socket.socket:
         """A websocket of an address that has done nothing wrong yet."""
         host, _, port = self.address.partition(":")
-        raw = socket.create_connection((host, int(port)), 10, (next(self._sources), 0))
+        raw = socket.create_connection((host, int(port)), PATIENCE, (next(self._sources), 0))
         asks = f"Sec-WebSocket-Protocol: {subprotocol}\r\n" if subprotocol else ""
         raw.sendall(
             f"GET / HTTP/1.1\r\nHost: localhost\r\n{asks}Upgrade: websocket\r\n"
@@ -154,16 +151,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         log = target.stop()
         assert "Traceback" not in log, log
     finally:
-        if target.process.poll() is None:
-            target.process.kill()
-            target.process.communicate()
-        target.log.close()
+        target.process.kill()
+        target.process.wait(PATIENCE)
 
 
 def is_well(target: Target) -> bool:
     with connect(f"ws://{target.address}") as websocket:
         websocket.send(json.dumps({"node_id": "well", "slot_number": int(time.time())}))
-        return "front" in json.loads(websocket.recv(timeout=10))
+        return "front" in json.loads(websocket.recv(timeout=PATIENCE))
 
 
 quick = settings(
@@ -337,9 +332,9 @@ HUGE: list[tuple[str, Callable[[], bytes], str, int]] = [
     ("classic: 100,000 users", lambda: classic(100_000), "", 60),
     ("classic: 29,000 users", lambda: classic(29_000), "", 60),
     ("classic: 20,000 users, booked", lambda: classic(20_000, 3), "", 100),
-    ("monitor: distribution", lambda: looked("distribution"), "", 100),
-    ("monitor: consumption_sum", lambda: looked("consumption_sum"), "", 100),
-    ("monitor: quota", lambda: looked("quota"), "", 100),
+    ("monitor: distribution", lambda: classic(20_000) + looked("distribution"), "", 100),
+    ("monitor: consumption_sum", lambda: classic(20_000) + looked("consumption_sum"), "", 100),
+    ("monitor: quota", lambda: classic(20_000) + looked("quota"), "", 100),
     ("deep nesting", lambda: frame(b"[" * 1_000_000, 1), "", 60),
     ("deep nesting of objects", lambda: frame(b'{"a":' * 700_000, 1), "headgate.v1", 60),
     ("a number of a million digits", lambda: frame(b"[" + b"9" * 1_000_000 + b"]", 1), "", 60),
@@ -354,14 +349,20 @@ HUGE: list[tuple[str, Callable[[], bytes], str, int]] = [
 ]
 
 
-def longest_wait(target: Target, nonsense: Callable[[], object]) -> float:
-    """For how long the central keeps a node that behaves waiting meanwhile."""
+def longest_turn(target: Target, nonsense: Callable[[Witness], object]) -> float:
+    """CPU seconds of the longest turn of the central's loop meanwhile; a node is answered.
+
+    Whatever else the machine does can only add to them, by emptying the caches say. So they are
+    measured up to three times, and the least of them counts.
+    """
+    turns = []
     with Witness(target) as witness:
-        end = time.monotonic() + 0.3
-        nonsense()
-        while time.monotonic() < end:
-            time.sleep(0.01)
-    return max(witness.waits)
+        while len(turns) < 3 and min(turns, default=ALLOWED_SECONDS) >= ALLOWED_SECONDS:
+            target.turn.forget()
+            nonsense(witness)
+            witness.wait_for_more()
+            turns.append(target.turn.seconds)
+    return min(turns)
 
 
 @pytest.mark.parametrize(
@@ -372,16 +373,12 @@ def longest_wait(target: Target, nonsense: Callable[[], object]) -> float:
 def test_huge_frames_hold_nobody_up_and_leave_little_in_memory(
     target: Target, make: Callable[[], bytes], subprotocol: str, megabytes: int
 ) -> None:
-    """A second try is allowed: a central that is held up is so each time."""
     before = target.memory()
-    waits = []
-    for _ in range(2):
-        data = make()
-        waits.append(longest_wait(target, lambda data=data: target.throw(data, subprotocol)))
-        if waits[-1] < ALLOWED_SECONDS:
-            break
-    assert waits[-1] < ALLOWED_SECONDS, waits
-    assert target.memory() - before < megabytes << 20
+    assert longest_turn(target, lambda _: target.throw(make(), subprotocol)) < ALLOWED_SECONDS
+    wait_for(
+        lambda: target.memory() - before < megabytes << 20,
+        seen=lambda: f"{(target.memory() - before) >> 20} MB",
+    )
     assert is_well(target)
 
 
@@ -389,20 +386,21 @@ def test_who_does_not_read_holds_nobody_up(target: Target) -> None:
     """More is asked for than the kernel takes on its way."""
     target.throw(classic(20_000))
 
-    def ask() -> None:
+    def ask(witness: Witness) -> None:
         with target.open() as deaf:
             deaf.sendall(looked("distribution") * 50)
-            time.sleep(1.0)  # the other node reports beside him meanwhile, in real time
+            witness.wait_for_more(50)
 
-    assert longest_wait(target, ask) < ALLOWED_SECONDS
+    assert longest_turn(target, ask) < ALLOWED_SECONDS
 
 
 def test_who_looks_at_usage_holds_nobody_up(target: Target) -> None:
     target.throw(classic(20_000))
+    url = f"http://{target.address}/api/usage?limit=1000"
 
-    def look() -> None:
+    def look(_: Witness) -> None:
         for _ in range(5):
-            with urllib.request.urlopen(f"http://{target.address}/api/usage?limit=1000") as answer:
-                assert len(json.load(answer)["users"]) <= 1000
+            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+                assert len(json.load(answer)["users"]) == 1000
 
-    assert longest_wait(target, look) < ALLOWED_SECONDS
+    assert longest_turn(target, look) < ALLOWED_SECONDS

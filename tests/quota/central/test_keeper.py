@@ -18,6 +18,7 @@ from headgate.quota.central.change import Put, Remove, Replace
 from headgate.quota.central.keeper import LimitsKeeper, NoValidLimits
 from headgate.quota.sources import LimitsSource, NotEditable, open_source
 from headgate.quota.sources.sqlite_file import SqliteFile
+from tests.waits import PATIENCE, wait_for
 
 ANN = Entry("front", "ann", rates={"requests": 5.0})
 CARL = Entry("front", "carl", rates={"requests": 2.0})
@@ -28,6 +29,10 @@ FILE = '[[limit]]\nservice = "front"\nuser = "ann"\nrequests = 5\n'
 def write(path: Path, text: str) -> None:
     path.write_text(text)
     os.utime(path, ns=(0, time.time_ns() - 10**9))
+
+
+def until(event: threading.Event) -> None:
+    assert event.wait(PATIENCE)
 
 
 def keeper_of(limits: object) -> tuple[LimitsKeeper, Ledger]:
@@ -309,12 +314,11 @@ def test_a_change_whose_reading_was_lost_is_in_the_next_one() -> None:
 def test_a_source_that_hangs_is_told_and_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headgate.quota.central.keeper._SILENCE", 0.05)
     hold = threading.Event()
-    keeper = LimitsKeeper(AnyStamp(open_source([ANN]), lambda: hold.wait(10) and None), Ledger())
+    keeper = LimitsKeeper(AnyStamp(open_source([ANN]), lambda: until(hold)), Ledger())
 
     async def story() -> None:
         reading = asyncio.create_task(keeper.refresh_async())
-        while keeper.error is None:
-            await asyncio.wait([reading], timeout=0.01)
+        await asyncio.to_thread(wait_for, lambda: keeper.error)
         assert keeper.error == "always another has not answered for 0.05 s"
         hold.set()
         assert await reading
@@ -326,15 +330,15 @@ def test_a_source_that_hangs_is_told_and_heard_again(monkeypatch: pytest.MonkeyP
 def test_changes_do_not_pile_up_before_a_source_that_hangs() -> None:
     hold = threading.Event()
     source = open_source([ANN])
-    keeper = LimitsKeeper(AnyStamp(source, lambda: hold.wait(10) and None), Ledger())
+    keeper = LimitsKeeper(AnyStamp(source, lambda: until(hold)), Ledger())
 
     async def story() -> None:
         edits = [asyncio.create_task(keeper.edit_async(Put(BOB))) for _ in range(17)]
-        done, _ = await asyncio.wait(edits, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(edits, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(ConfigError, match="16 changes of always another go on; try again"):
             done.pop().result()
         hold.set()
-        await asyncio.wait(edits)
+        await asyncio.wait(edits, timeout=PATIENCE)
         await keeper.edit_async(Put(BOB))
 
     asyncio.run(story())
@@ -345,13 +349,13 @@ def test_a_loop_does_not_wait_for_a_source() -> None:
 
     def wait() -> None:
         asked.set()
-        held.wait(10)
+        until(held)
 
     keeper = LimitsKeeper(AnyStamp(open_source([ANN]), wait), Ledger())
 
     async def story() -> None:
         reading = asyncio.create_task(keeper.refresh_async())
-        await asyncio.to_thread(asked.wait, 10)
+        await asyncio.to_thread(until, asked)
         assert not await keeper.refresh_async()  # another one asks already
         held.set()
         assert await reading

@@ -13,7 +13,8 @@ from headgate import Central as Exported
 from headgate.errors import ConfigError, Unavailable
 from headgate.quota import Central
 from headgate.quota.central.switchboard import Switchboard
-from tests.quota.central.parts import LIMITS, PlainNode, V1Node, closed_with, running
+from tests.quota.central.parts import LIMITS, PlainNode, V1Node, closed_with, running, slot_of
+from tests.waits import PATIENCE
 
 
 def test_it_is_one_of_the_public_names() -> None:
@@ -28,7 +29,7 @@ def test_in_a_loop_of_ones_own() -> None:
             connect_async(central.ws_url) as socket,
         ):
             await socket.send(report)
-            return str(await socket.recv())
+            return str(await asyncio.wait_for(socket.recv(), PATIENCE))
 
     assert asyncio.run(story()).startswith('{"front":')
 
@@ -100,12 +101,15 @@ def test_a_port_that_is_taken() -> None:
             pass
 
 
-def test_a_stop_answers_what_has_come_in_and_tells_everyone() -> None:
-    with running(slot_seconds=1.0) as central:
-        plain = connect(central.ws_url).__enter__()
-        with V1Node(central) as node:
-            node.report(int(time.time()) - 1)
-            frames = [node.wire.write(node.message(int(time.time()) - 1)) for _ in range(20)]
+def test_a_stop_answers_what_has_come_in_and_tells_everyone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headgate.quota.central.server._ANSWER_SECONDS", PATIENCE)
+    with running() as central:
+        slot = slot_of(central) - 1
+        with V1Node(central, max_queue=None) as node, connect(central.ws_url) as plain:
+            node.report(slot)
+            frames = [node.wire.write(node.message(slot)) for _ in range(20)]
             for frame in frames:
                 node.socket.send(frame)
             central.__exit__(None, None, None)
@@ -128,7 +132,7 @@ def test_nothing_is_left_behind() -> None:
     before = switchboards()
     for _ in range(3):
         with running() as central, V1Node(central) as node:
-            node.report(int(time.time() / 0.1) - 1)
+            node.report(slot_of(central) - 1)
         del central
     assert switchboards() <= before + 1
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from headgate.cli import main
 from headgate.quota.protocol import Ack, Line, Report
 from headgate.quota.wire import NodeWire
 from tests.quota.central.parts import closed_with
-from tests.waits import PATIENCE, Output
+from tests.waits import PATIENCE, Output, wait_for
 
 LIMITS = """
 [[limit]]
@@ -41,32 +42,49 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "headgate", "central", *map(str, arguments)]
 
 
+class Process:
+    """A central in a process of its own, which listens at `address`."""
+
+    def __init__(self, started: "subprocess.Popen[str]") -> None:
+        assert started.stdout is not None
+        assert started.stderr is not None
+        self._started = started
+        self._log = Output(started.stderr)
+        line = Output(started.stdout).wait_for("")
+        assert line.startswith(LISTENS), line
+        self.address = line.rpartition("http://")[2].strip()
+
+    def signal(self, number: int) -> None:
+        self._started.send_signal(number)
+
+    def log(self) -> str:
+        """What it has logged, once it has stopped cleanly."""
+        assert self._started.wait(PATIENCE) == 0, self._log.text()
+        return self._log.text()
+
+    def stop(self) -> str:
+        self.signal(signal.SIGTERM)
+        return self.log()
+
+    def kill(self) -> None:
+        self._started.kill()
+        self._started.wait(PATIENCE)
+
+
 @contextmanager
-def process(*arguments: object) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A central that listens, and its address; killed in the end if it has not stopped."""
+def process(*arguments: object) -> Iterator[Process]:
+    """A central that listens; killed in the end if it has not stopped."""
     started = subprocess.Popen(
         command("--listen", "127.0.0.1:0", *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    with started:
-        assert started.stdout is not None
-        line = started.stdout.readline()
-        try:
-            assert line.startswith(LISTENS), line
-            yield started, line.removeprefix("headgate central central listens on http://").strip()
-        finally:
-            if started.poll() is None:
-                started.kill()
-
-
-def stop(central: "subprocess.Popen[str]", number: int = signal.SIGTERM) -> str:
-    """Stop it; what it has logged."""
-    central.send_signal(number)
-    _, log = central.communicate(timeout=20)
-    assert central.returncode == 0, log
-    return log
+    try:
+        yield Process(started)
+    finally:
+        started.kill()
+        started.wait(PATIENCE)
 
 
 def report(address: str, sequence: int, consumed: float) -> Ack:
@@ -76,23 +94,22 @@ def report(address: str, sequence: int, consumed: float) -> Ack:
         lines = {"front": {"ann": {"requests": line}}}
         told = Report("n", 1, sequence, -1, 0, int(time.time()) - 1, 0.0, lines)
         socket.send(wire.write(told))
-        ack = wire.read(socket.recv(timeout=10))
+        ack = wire.read(socket.recv(timeout=PATIENCE))
     assert isinstance(ack, Ack)
     return ack
 
 
-def usage(address: str) -> Any:
-    with urllib.request.urlopen(f"http://{address}/api/usage?service=front&user=ann") as response:
+def get(address: str, path: str) -> Any:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=PATIENCE) as response:
         return json.load(response)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_stops_cleanly_and_tells_its_nodes(limits: Path, number: int) -> None:
-    with process("--limits", limits) as (central, address):
-        with connect(f"ws://{address}") as socket:
-            central.send_signal(number)
-            assert closed_with(socket) == (1001, "stopping")
-        log = stop(central, number)
+    with process("--limits", limits) as central, connect(f"ws://{central.address}") as socket:
+        central.signal(number)
+        assert closed_with(socket) == (1001, "stopping")
+        log = central.log()
         assert "listens on" in log
         assert "has stopped" in log
         assert "Traceback" not in log
@@ -101,42 +118,39 @@ def test_it_stops_cleanly_and_tells_its_nodes(limits: Path, number: int) -> None
 def test_buckets_survive_a_restart_and_a_kill(tmp_path: Path, limits: Path) -> None:
     state = tmp_path / "central.state"
     options = ("--limits", limits, "--state", state)
-    with process(*options) as (central, address):
-        first = report(address, 1, 500.0)
-        stop(central)
-    with process(*options) as (central, address):
-        assert "500" in json.dumps(usage(address))
-        second = report(address, 2, 600.0)
+    with process(*options) as central:
+        first = report(central.address, 1, 500.0)
+        central.stop()
+    with process(*options) as central:
+        assert "500" in json.dumps(get(central.address, "/api/usage?service=front&user=ann"))
+        second = report(central.address, 2, 600.0)
         assert second.sequence == 2
         assert second.epoch > first.epoch
         central.kill()  # nothing is written now: the file is still that of the stop before
-        central.communicate()
-    with process(*options) as (central, address):
-        third = report(address, 3, 700.0)
+    with process(*options) as central:
+        third = report(central.address, 3, 700.0)
         assert third.epoch >= second.epoch
-        stop(central)
+        central.stop()
     assert sorted(os.listdir(tmp_path)) == ["central.state", "limits.toml"]
 
 
 def test_a_torn_state_is_set_aside_with_a_line_in_the_log(tmp_path: Path, limits: Path) -> None:
     state = tmp_path / "central.state"
     state.write_bytes(b"torn")
-    with process("--limits", limits, "--state", state) as (central, address):
-        assert report(address, 1, 5.0).leads
-        assert "starting with empty books" in stop(central)
+    with process("--limits", limits, "--state", state) as central:
+        assert report(central.address, 1, 5.0).leads
+        assert "starting with empty books" in central.stop()
 
 
 def test_limits_are_read_again_when_the_file_changes(limits: Path) -> None:
-    with process("--limits", limits) as (_, address):
+    with process("--limits", limits) as central:
         limits.write_text(LIMITS.replace("100", "250"))
-        end = time.monotonic() + 10
-        while True:
-            with urllib.request.urlopen(f"http://{address}/api/limits") as response:
-                entries = json.load(response)["limits"]
-            if entries[0]["requests"] == 250.0:
-                break
-            assert time.monotonic() < end
-            time.sleep(0.02)
+
+        def told() -> float:
+            rate: float = get(central.address, "/api/limits")["limits"][0]["requests"]
+            return rate
+
+        wait_for(lambda: told() == 250.0, seen=told)
 
 
 HANGS = """
@@ -218,13 +232,25 @@ STOPPED = [
 def test_a_start_that_fails_says_why(limits: Path) -> None:
     slips = limits.with_name("slips.toml")
     slips.write_text('[[limit]]\nservice = "front"\nuser = "ann"\nrequests = "30"\n')
-    with process("--limits", limits) as (_, address):
-        taken = address.partition(":")[2]
-        for arguments, code, text in STOPPED:
-            filled = [each.format(limits=limits, taken=taken, slips=slips) for each in arguments]
-            run = subprocess.run(command(*filled), capture_output=True, text=True, timeout=60)
-            assert (run.returncode, text in run.stderr) == (code, True), run.stderr
-            assert "Traceback" not in run.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = {"limits": limits, "slips": slips, "taken": taken.getsockname()[1]}
+        started = [
+            subprocess.Popen(
+                command(*(each.format(**words) for each in arguments)),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for arguments, _, _ in STOPPED
+        ]
+        try:
+            for run, (_, code, text) in zip(started, STOPPED, strict=True):
+                _, log = run.communicate(timeout=PATIENCE)
+                assert (run.returncode, text in log) == (code, True), log
+                assert "Traceback" not in log
+        finally:
+            for run in started:
+                run.kill()
+                run.communicate(timeout=PATIENCE)
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

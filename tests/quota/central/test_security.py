@@ -22,6 +22,7 @@ from headgate.quota.central.tokens import Tokens, is_loopback, read_tokens
 from headgate.quota.protocol import Ack, Report
 from headgate.quota.wire import NodeWire
 from tests.quota.central.parts import LIMITS, PlainNode, V1Node, closed_with, running
+from tests.waits import PATIENCE
 
 NODE, ADMIN = "node-secret-1", "admin-secret-2"
 
@@ -167,7 +168,7 @@ def test_the_monitor_and_the_api_are_for_administrators() -> None:
             for who, headers in (("none", {}), ("node", bearer(NODE)), ("admin", bearer(ADMIN))):
                 request = urllib.request.Request(central.url + path, headers=headers)
                 try:
-                    with urllib.request.urlopen(request, timeout=10) as response:
+                    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
                         answers[path, who] = response.status
                 except urllib.error.HTTPError as error:
                     with error:
@@ -193,6 +194,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ],
         check=True,
         capture_output=True,
+        timeout=PATIENCE,
     )
     return cert, key
 
@@ -209,11 +211,11 @@ def test_tls(certificate: tuple[Path, Path]) -> None:
             url, ssl=trusted, subprotocols=["headgate.v1"], additional_headers=bearer(NODE)
         ) as websocket:
             await websocket.send(wire.write(Report("n", 1, 1, -1, 0, 1, 0.0, {})))
-            return wire.read(await websocket.recv())
+            return wire.read(await asyncio.wait_for(websocket.recv(), PATIENCE))
 
     async def refused(url: str) -> int | None:
         async with connect_async(url, ssl=trusted) as websocket:
-            await websocket.wait_closed()
+            await asyncio.wait_for(websocket.wait_closed(), PATIENCE)
             return websocket.close_code
 
     with running(tls_cert=cert, tls_key=key, node_token=NODE, admin_token=ADMIN) as central:
@@ -222,7 +224,8 @@ def test_tls(certificate: tuple[Path, Path]) -> None:
         assert isinstance(ack, Ack)
         assert ack.sequence == 1
         assert asyncio.run(refused(central.ws_url)) == 1008
-        with urllib.request.urlopen(central.url + "/healthz", context=trusted) as response:
+        healthz = central.url + "/healthz"
+        with urllib.request.urlopen(healthz, context=trusted, timeout=PATIENCE) as response:
             assert response.status == 200
 
 
@@ -291,18 +294,17 @@ def test_a_name_that_has_come_to_mean_this_machine_opens_nothing(host: str) -> N
     with running() as central:
         request = urllib.request.Request(f"{central.url}/api/limits", headers={"Host": host})
         with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(request)
+            urllib.request.urlopen(request, timeout=PATIENCE)
         with caught.value as error:
             assert error.code == 403
             assert "localhost" in json.loads(error.read())["error_message"]
         address = urlsplit(central.url)
-        with socket.create_connection((address.hostname, address.port)) as raw:
+        with socket.create_connection((address.hostname, address.port), PATIENCE) as raw:
             raw.sendall(
                 f"GET / HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n"
                 "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
                 "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
             )
-            raw.settimeout(10)
             heard = b""
             while piece := raw.recv(4096):
                 heard += piece

@@ -14,16 +14,16 @@ from headgate.errors import ConfigError, Unavailable
 from headgate.quota import Central, Ledger
 from headgate.quota.central.state_file import StateFile
 from headgate.quota.protocol import Line, Report
-from tests.quota.central.parts import LIMITS, V1Node, running
+from tests.quota.central.parts import LIMITS, SLOT, V1Node, running, slot_of
 
-SLOT = 1_800_000_000
+THEN = 1_800_000_000  # a slot
 
 
 def used_ledger() -> Ledger:
     ledger = Ledger(LIMITS)
     lines = {"front": {"ann": {"requests": Line(500.0, 0, 500, 0.0, 0.0)}}}
-    ledger.book(SLOT, Report("n", 1, 1, -1, 0, SLOT - 1, 0.0, lines))
-    ledger.assign(SLOT)
+    ledger.book(THEN, Report("n", 1, 1, -1, 0, THEN - 1, 0.0, lines))
+    ledger.assign(THEN)
     return ledger
 
 
@@ -114,7 +114,7 @@ def test_a_restart_forgets_nothing_and_leads_in_a_higher_epoch(tmp_path: Path) -
             assert booked(central) == 500.0 * life
             with V1Node(central) as node:
                 node.sequence = life
-                ack = node.report(int(time.time() / 0.1) - 1, ann=500.0 * (life + 1))
+                ack = node.report(slot_of(central) - 1, ann=500.0 * (life + 1))
                 epochs.append(ack.epoch)
     assert epochs == sorted(set(epochs))
 
@@ -122,7 +122,7 @@ def test_a_restart_forgets_nothing_and_leads_in_a_higher_epoch(tmp_path: Path) -
 def test_a_clock_that_went_back_does_not_lower_the_epoch(tmp_path: Path) -> None:
     path = tmp_path / "s"
     ahead = int(time.time()) + 9 * 365 * 86_400
-    StateFile(path).write(ahead, Ledger(LIMITS, slot_seconds=0.1).snapshot())
+    StateFile(path).write(ahead, Ledger(LIMITS, slot_seconds=SLOT).snapshot())
     with running(state=path) as central:
         assert central.board is not None
         assert central.board.state.epoch == ahead + 1
@@ -134,9 +134,9 @@ def test_an_epoch_from_nowhere_does_not_outlive_a_restart(
 ) -> None:
     """One report of a node could raise it, and no frame can tell one of 2**53."""
     path = tmp_path / "s"
-    StateFile(path).write(epoch, Ledger(LIMITS, slot_seconds=0.1).snapshot())
+    StateFile(path).write(epoch, Ledger(LIMITS, slot_seconds=SLOT).snapshot())
     with running(state=path) as central, V1Node(central) as node:
-        ack = node.report(int(time.time() / 0.1) - 1)
+        ack = node.report(slot_of(central) - 1)
         assert ack.epoch == pytest.approx(time.time(), abs=60)
     assert f"epoch {epoch}, which is not believed" in caplog.text
 
@@ -173,7 +173,7 @@ def test_a_torn_file_does_not_stop_the_start(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_bytes(b"hgstate1 and no more")
     with running(state=path) as central, V1Node(central) as node:
-        assert node.report(int(time.time() / 0.1) - 1).leads
+        assert node.report(slot_of(central) - 1).leads
     assert sorted(each.name.partition("-")[0] for each in tmp_path.iterdir()) == ["s", "s.torn"]
 
 

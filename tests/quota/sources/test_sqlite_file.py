@@ -11,6 +11,7 @@ import pytest
 from headgate.errors import ConfigError
 from headgate.quota import Entry
 from headgate.quota.sources import LimitsSource, open_source
+from tests.waits import PATIENCE
 
 ANN = Entry("front", "ann", 10.0, {"requests": 5.0, "traffic_up": 1e6})
 BOB = Entry("front", "bob", 2.5, {"requests": 1.0})
@@ -138,5 +139,5 @@ def test_threads_take_turns(source: LimitsSource) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(PATIENCE)
     assert len(source.load()[0]) == 16

@@ -1,7 +1,6 @@
 """Limits in a TOML file: edited in place, put in place, broken, gone."""
 
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from headgate.errors import ConfigError
 from headgate.quota import Entry
 from headgate.quota.sources import NotEditable, open_source
+from tests.waits import wait_for
 
 ANN = '[[limit]]\nservice = "front"\nuser = "ann"\nrequests = 5\n'
 BOB = ANN.replace("ann", "bob")
@@ -19,6 +19,12 @@ def write(path: Path, text: str) -> None:
     """As written a while ago: nothing has to be waited for."""
     path.write_text(text)
     os.utime(path, ns=(0, time.time_ns() - 10**9))
+
+
+def ticks(other: Path, since: int) -> bool:
+    """Whether the clock of the file system, which may be coarse, has gone on since."""
+    other.touch()
+    return other.stat().st_ctime_ns > since
 
 
 @pytest.fixture
@@ -46,6 +52,7 @@ def test_a_file_may_begin_with_a_mark_of_its_encoding(path: Path) -> None:
 def test_a_change_is_seen_though_its_time_was_set_back(path: Path) -> None:
     source = open_source(path)
     before, times = source.stamp(), path.stat()
+    wait_for(lambda: ticks(path.with_suffix(".other"), times.st_ctime_ns))
     path.write_bytes(path.read_bytes().replace(b"5", b"6"))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert source.stamp() != before
@@ -102,26 +109,46 @@ def test_an_empty_file_is_fine_at_the_start(path: Path) -> None:
     assert open_source(path).load() == ([], [])
 
 
-def test_a_file_is_read_again_when_it_changes_while_it_is_read(path: Path) -> None:
+class Editor:
+    """Time, in which somebody writes a file as some editors do: it is emptied, and then comes a
+    piece whenever one waits for it to rest."""
+
+    def __init__(self, path: Path, *pieces: str) -> None:
+        self._path = path
+        self._pieces = list(pieces)
+        self._text = ""
+        self._now = 1_800_000_000.0
+        self._write("")
+
+    def time(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+        if self._pieces:
+            self._write(self._pieces.pop(0))
+
+    def _write(self, piece: str) -> None:
+        self._text += piece
+        self._path.write_text(self._text)
+        os.utime(self._path, (self._now, self._now))
+
+
+def test_a_file_is_read_again_while_it_is_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = open_source(path)
     source.load()
-    started = threading.Event()
-
-    def edit() -> None:
-        """As some editors do it: emptied first, and then written in pieces."""
-        with path.open("w") as file:
-            started.set()
-            for piece in (ANN, BOB):
-                file.write(piece)
-                file.flush()
-                time.sleep(0.02)
-
-    editor = threading.Thread(target=edit)
-    editor.start()
-    started.wait()
+    monkeypatch.setattr("headgate.quota.sources.toml_file.time", Editor(path, ANN, BOB))
     entries, _ = source.load()
-    editor.join()
     assert [entry.user for entry in entries] == ["ann", "bob"]
+
+
+def test_a_file_that_never_rests_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    editor = Editor(path, *["# more\n"] * 100)
+    monkeypatch.setattr("headgate.quota.sources.toml_file.time", editor)
+    with pytest.raises(ConfigError, match="is written to all the time, expected it to rest"):
+        open_source(path).load()
 
 
 def test_a_file_is_edited_as_a_file(path: Path) -> None:

@@ -9,10 +9,12 @@ The text to be replaced must occur in its file exactly once: whoever rewrites th
 rewrite its mutant too. In compiled code it is either an expression or whole lines. All mutants of
 one compiled module share a copy, which has both versions of each place: the environment variable
 HEADGATE_FAULT says which fault the run has, and without it nothing is wrong. So each module is
-compiled once, without optimization, which takes a third of the time. Scenarios beside this file
-show a fault that those for people do not; the soak runs all of them with more random seeds.
+compiled once for all processes of a test run, without optimization, which takes a third of the
+time. Scenarios beside this file show a fault that those for people do not; the soak runs all of
+them with more random seeds.
 """
 
+import fcntl
 import os
 import re
 import shlex
@@ -207,7 +209,6 @@ if not again:
     ),
 ]
 COMPILED_WITH = {USER: HOST, "quota/_bucket.pxd": BOOK}
-BY_FAULT = {mutant.fault: mutant for mutant in MUTANTS}
 NUMBERS = {mutant.fault: number for number, mutant in enumerate(MUTANTS, 1)}
 
 # Appended to each file with a fault in it; two of them may end up in one module.
@@ -235,11 +236,6 @@ def module_of(mutant: Mutant) -> str | None:
     """The compiled module that a mutant is in; None: it is in plain Python."""
     module = COMPILED_WITH.get(mutant.file, mutant.file)
     return module if module.endswith(".pyx") else None
-
-
-def group_of(mutant: Mutant) -> str:
-    """Mutants that share a copy run in the same process of the test run."""
-    return f"mutants of {module_of(mutant) or mutant.fault}"
 
 
 def copy_package(directory: Path) -> Path:
@@ -309,11 +305,20 @@ def compile_again(path: Path, root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def copy_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Where the copy of a compiled module can be imported from; it is made once."""
+    """Where the copy of a compiled module can be imported from. The first process that needs it
+    makes it, and the others wait for that."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
 
     @cache
     def copy_of(module: str) -> Path:
-        return make_compiled_copy(tmp_path_factory.mktemp("copy"), module)
+        copy = shared / f"mutants-of-{Path(module).stem}"
+        with open(f"{copy}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not copy.exists():
+                make_compiled_copy(tmp_path_factory.mktemp("copy"), module).rename(copy)
+        return copy
 
     return copy_of
 
@@ -329,13 +334,7 @@ def simulate(copy: Path, scenario: str, seed: int, fault: int) -> subprocess.Com
     )
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        pytest.param(mutant, id=mutant.fault, marks=pytest.mark.xdist_group(group_of(mutant)))
-        for mutant in MUTANTS
-    ],
-)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.fault for mutant in MUTANTS])
 def test_a_mutant_is_found_out(
     mutant: Mutant, copy_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -351,7 +350,6 @@ def test_a_mutant_is_found_out(
 SCENARIOS_UNCHANGED = list(dict.fromkeys(mutant.scenario for mutant in MUTANTS))
 
 
-@pytest.mark.xdist_group(f"mutants of {BOOK}")
 @pytest.mark.parametrize("scenario", SCENARIOS_UNCHANGED[:: 1 if len(SEEDS) > 1 else 4])
 def test_the_copy_without_a_fault_passes_the_same_run(
     copy_of: Callable[[str], Path], scenario: str

@@ -26,21 +26,13 @@ def kill_again_and_again(children: Any, write: Any, count: Any, enough: int) -> 
 
     The last ones are killed when `count()` says that enough has been done, however slowly.
     """
-
-    def begin(place: int) -> int:
-        def work() -> None:
-            os.nice(10)  # whoever kills them comes first, on a machine with few cores, too
-            write(place)
-
-        return int(children.start(work))
-
     numbers = random.Random(5)
-    running = [begin(place) for place in range(WRITERS)]
+    running = [children.start(lambda place=place: write(place)) for place in range(WRITERS)]
     for _ in range(KILLS - WRITERS):
         time.sleep(numbers.uniform(0.001, 0.008))
         place = numbers.randrange(WRITERS)
         children.kill(running[place])
-        running[place] = begin(place)
+        running[place] = children.start(lambda place=place: write(place))
     wait_for(lambda: count() > enough, seconds=120, seen=count)
     for child in running:
         children.kill(child)

@@ -109,9 +109,9 @@ def test_a_stop_answers_what_has_come_in_and_tells_everyone(
         slot = slot_of(central) - 1
         with V1Node(central, max_queue=None) as node, connect(central.ws_url) as plain:
             node.report(slot)
-            frames = [node.wire.write(node.message(slot)) for _ in range(20)]
-            for frame in frames:
-                node.socket.send(frame)
+            for _ in range(20):
+                node.send(node.message(slot))
+            node.send(node.message(slot, **{f"user-{n}": 1.0 for n in range(30_000)}))  # takes long
             central.__exit__(None, None, None)
             last = None
             with pytest.raises(Exception, match="1001 .going away. stopping"):

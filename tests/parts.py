@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -22,6 +23,7 @@ __all__ = [
     "RedisServer",
     "default_signals",
     "find_redis_server",
+    "freeze",
     "reserve_port",
     "serving",
 ]
@@ -36,6 +38,24 @@ def default_signals() -> None:
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def freeze(*processes: subprocess.Popen[Any]) -> None:
+    """Stop processes, and wait until they are.
+
+    One that somebody else has stopped just now (see busy.py) would go on at their SIGCONT, so that
+    must be over first.
+    """
+    for process in processes:
+        wait_for(lambda process=process: not _is_stopped(process))
+        process.send_signal(signal.SIGSTOP)
+    for process in processes:
+        wait_for(lambda process=process: _is_stopped(process))
+
+
+def _is_stopped(process: subprocess.Popen[Any]) -> bool:
+    stat = Path(f"/proc/{process.pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def find_redis_server() -> str:
@@ -60,9 +80,10 @@ def reserve_port(number: int = 0) -> socket.socket:
     must set SO_REUSEADDR, as Redis, asyncio, uvicorn and gunicorn do.
     """
     reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         reserved.bind(("127.0.0.1", number))
+        # Only now, or two could reserve one port.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except BaseException:
         reserved.close()
         raise
@@ -173,11 +194,8 @@ class RedisServer:
 
     def stop(self) -> None:
         """Stop it as a hanging machine would: connections stay open, nobody answers."""
-        # If it is stopped just now by somebody else (see busy.py), their SIGCONT would end our
-        # stop, so that one must be over first.
-        wait_for(lambda: not self._is_stopped())
-        self._signal(signal.SIGSTOP)
-        wait_for(self._is_stopped)
+        assert self._process is not None
+        freeze(self._process)
 
     def cont(self) -> None:
         self._signal(signal.SIGCONT)
@@ -207,11 +225,6 @@ class RedisServer:
         with self.client as client:
             client.flushall()
             client.script_flush()
-
-    def _is_stopped(self) -> bool:
-        assert self._process is not None
-        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] == "T"
 
     def _signal(self, number: int) -> None:
         assert self._process is not None

@@ -1,7 +1,6 @@
 """A central to talk to: the real state machine behind a small websocket server, in a thread."""
 
 import asyncio
-import socket
 import threading
 import time
 
@@ -11,21 +10,10 @@ from websockets.exceptions import ConnectionClosed
 from headgate.quota import CentralState, Entry, Ledger
 from headgate.quota.protocol import Ack, Quota, Report
 from headgate.quota.wire import SUBPROTOCOL, CentralWire
+from tests.parts import reserve_port
 from tests.waits import PATIENCE
 
-__all__ = ["SmallCentral", "reserve_port"]
-
-
-def reserve_port() -> socket.socket:
-    """A socket that keeps a port of 127.0.0.1 for a server that comes and goes.
-
-    It does not listen: while the server is away connections are refused. A server that names the
-    port, with SO_REUSEADDR as most do, can have it; the kernel gives it to nobody who takes any.
-    """
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    return reserved
+__all__ = ["SmallCentral"]
 
 
 class SmallCentral:

@@ -34,7 +34,7 @@ from headgate.demo.worker import Caller
 from headgate.quota import Node
 from headgate.sim.runs import run
 from headgate.sim.scenario import read
-from tests.parts import default_signals
+from tests.parts import default_signals, freeze
 from tests.waits import PATIENCE, Output, wait_for
 
 STEADY, GREEDY, BURSTY, HOPPER = USERS
@@ -548,7 +548,7 @@ def test_a_process_that_was_stopped_knows_for_how_long() -> None:
             assert process.stdout is not None
             output = Output(process.stdout)
             output.wait_for("ready")
-            process.send_signal(signal.SIGSTOP)
+            freeze(process)
             stopped = time.monotonic()
             time.sleep(0.3)  # for as long as it is to be stopped
             continued = time.monotonic()

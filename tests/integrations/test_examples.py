@@ -89,7 +89,6 @@ def test_fastapi_with_four_workers_lets_through_what_one_limit_says() -> None:
         assert {answer.status_code for answer in health} == {200}
 
 
-@pytest.mark.xdist_group("example of flask")
 def test_flask_under_gunicorn_lets_through_what_the_limit_says(flask_port: int) -> None:
     with client_of(flask_port) as client, ThreadPoolExecutor(8) as pool:
         start = time.monotonic()
@@ -106,7 +105,6 @@ def test_flask_under_gunicorn_lets_through_what_the_limit_says(flask_port: int) 
         assert {answer.status_code for answer in health} == {200}
 
 
-@pytest.mark.xdist_group("example of flask")
 def test_flask_holds_each_name_to_three_attempts(flask_port: int) -> None:
     with client_of(flask_port, "127.0.0.2") as client:
 

@@ -26,10 +26,9 @@ from headgate import cli
 from headgate.integrations.node_command import _Workers, listen
 from headgate.integrations.proxy import BoundedProtocol, Proxy
 from headgate.quota import Entry
-from tests.small_central import SmallCentral, reserve_port
+from tests.parts import reserve_port
+from tests.small_central import SmallCentral
 from tests.waits import PATIENCE, Output, wait_for
-
-pytestmark = pytest.mark.xdist_group("proxy")  # they share three processes
 
 MEGABYTE = 1 << 20
 LARGE = 48 * MEGABYTE

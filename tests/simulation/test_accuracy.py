@@ -12,7 +12,7 @@ import pytest
 
 from headgate.sim.runs import run
 from headgate.sim.scenario import Scenario, load, read
-from tests.simulation.shipped import run_shipped, together
+from tests.simulation.shipped import run_shipped
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
@@ -58,7 +58,7 @@ ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=together(name)) for name in ROWS])
+@pytest.mark.parametrize("name", ROWS)
 def test_a_row_of_the_accuracy_table(name: str) -> None:
     at_most, at_least = ROWS[name]
     for seed in SEEDS:

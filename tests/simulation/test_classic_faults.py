@@ -8,7 +8,7 @@ from headgate.quota.protocol import Report
 from headgate.sim.measures import Measures
 from headgate.sim.runs import run
 from headgate.sim.scenario import Scenario, read
-from tests.simulation.shipped import run_shipped, together
+from tests.simulation.shipped import run_shipped
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
@@ -27,7 +27,6 @@ def over_10(measures: Measures) -> float:
     return measures.over_10
 
 
-@together("overload-3x")
 def test_the_bucket_is_given_out_once_and_not_to_each_of_three_slots() -> None:
     fair, classic = both_shipped("overload-3x")
     assert classic.over_1 is not None
@@ -39,9 +38,7 @@ def test_the_bucket_is_given_out_once_and_not_to_each_of_three_slots() -> None:
     assert fair.nothing == 0.0
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=together(name)) for name in ("join", "failover")]
-)
+@pytest.mark.parametrize("name", ["join", "failover"])
 def test_a_node_without_a_quota_is_not_unlimited(name: str) -> None:
     fair, classic = both_shipped(name)
     assert over_10(classic) > 0.2
@@ -78,7 +75,6 @@ def test_a_user_nobody_has_seen_before_is_not_unlimited() -> None:
     assert over_10(fair) <= 0.4
 
 
-@together("one-per-second")
 def test_a_share_below_one_does_not_starve() -> None:
     fair, classic = both_shipped("one-per-second")
     assert classic.under == 1.0
@@ -86,14 +82,12 @@ def test_a_share_below_one_does_not_starve() -> None:
     assert fair.under <= 0.05
 
 
-@together("failover")
 def test_what_was_booked_outlives_the_central_that_booked_it() -> None:
     fair, classic = both_shipped("failover")
     assert classic.unrecorded
     assert fair.unrecorded == 0.0
 
 
-@together("lossy")
 def test_reports_are_neither_lost_nor_counted_twice() -> None:
     fair, classic = both_shipped("lossy")
     assert classic.unrecorded

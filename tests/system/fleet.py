@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headgate.demo import leash
+from tests.parts import freeze
 from tests.system.course import Course
 from tests.system.pauses import Span, read_pauses
 from tests.system.quota_worker import Tally
@@ -133,8 +134,8 @@ class CentralProcess:
         self.process.wait(PATIENCE)
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
         self._stops.begin()
+        freeze(self.process)
 
     def thaw(self) -> None:
         self._stops.end()
@@ -250,8 +251,8 @@ class NodeProcesses:
         self.processes.clear()
 
     def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
         self._stops.begin()
+        freeze(*self.processes)
 
     def thaw(self) -> None:
         self._stops.end()

@@ -39,7 +39,7 @@ SERVERS = {
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(one, marks=pytest.mark.xdist_group(f"workers {one}")) for one in SERVERS],
+    params=SERVERS,
 )
 def port(request: pytest.FixtureRequest, redis_process: RedisServer) -> Iterator[int]:
     """A server of four workers."""

@@ -17,7 +17,7 @@ from headgate.quota.node.backoff import Backoff
 from headgate.quota.node.link import Link, LinkOptions
 from headgate.quota.protocol import Ack, Ask, Quota, Report
 from headgate.quota.wire import SUBPROTOCOL, CentralWire
-from tests.small_central import reserve_port
+from tests.parts import reserve_port
 from tests.waits import PATIENCE
 
 Talk = Callable[[ServerConnection], Awaitable[None]]

@@ -158,6 +158,7 @@ def test_the_monitor_answers_all_six_subjects() -> None:
         assert connection["client_port"] == port
         assert connection["connect_time"] == pytest.approx(time.time(), abs=60)
         reported = node.ask({"monitor": "reported", **span})
+        assert list(map(int, reported)) == sorted(set(slots))
         assert reported[str(first)] == {"n1": {str(port): {"node_id": "n1", "slot_number": first}}}
         sums = node.ask({"monitor": "consumption_sum", **span})
         assert sums[str(first - 1)] == {"front": {"ann": {"traffic_up": 11.0}}}

@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headgate.demo import leash
+from headgate.demo.pauses import PauseMeter
 from tests.parts import freeze
 from tests.system.course import Course
-from tests.system.pauses import Span, read_pauses
+from tests.system.pauses import PauseLog, Span, read_pauses
 from tests.system.quota_worker import Tally
 from tests.waits import PATIENCE, Output, wait_for
 
@@ -280,9 +281,15 @@ class NodeProcesses:
 
 
 class Cable:
-    """A TCP proxy before a central. Cut, it forwards nothing and closes nothing."""
+    """A TCP proxy before a central. Cut, it forwards nothing and closes nothing.
 
-    def __init__(self, central: str) -> None:
+    It runs in this process, in a thread, and is as late as that.
+    """
+
+    def __init__(self, central: str, pauses: Path) -> None:
+        self._pauses = pauses
+        self._meter = PauseMeter(PauseLog(pauses).note)
+        self._meter.__enter__()
         self._host, _, self._port = central.removeprefix("http://").partition(":")
         self._loop = asyncio.new_event_loop()
         self._flows = asyncio.Event()
@@ -303,6 +310,10 @@ class Cable:
         self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join(PATIENCE)
         self._loop.close()
+        self._meter.__exit__(None, None, None)
+
+    def pauses(self) -> list[Span]:
+        return read_pauses(self._pauses)
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as connections:
@@ -382,7 +393,8 @@ class Fleet:
     def start_nodes(self) -> None:
         """Start the workers, once the central listens."""
         self.central.wait_until_it_listens()
-        self.cable = Cable(self.central.url) if self._has_cable else None
+        if self._has_cable:
+            self.cable = Cable(self.central.url, self.folder / "cable.pauses")
         centrals = [self.cable.url if self.cable else self.central.url]
         centrals += [self.next.url] if self._has_next else []
         for number, coming in enumerate(self._traffic, 1):
@@ -446,7 +458,7 @@ class Fleet:
             ]
             for kind in (True, False)
         )
-        processes = [self.central, self.next, *self.nodes]
+        processes = [self.central, self.next, *self.nodes, *([self.cable] if self.cable else [])]
         pauses = [
             (begin - self.origin, end - self.origin)
             for process in processes

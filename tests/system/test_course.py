@@ -55,5 +55,5 @@ def test_what_a_story_stopped_itself_is_no_pause(tmp_path) -> None:
     pauses = read_pauses(tmp_path / "pauses")
     assert [end - begin for begin, end in pauses] == pytest.approx([1.0, 4.5, 1.0])
     ahead = pauses[0][0] - 1.0
-    left = read_pauses(tmp_path / "pauses", [(5.0 + ahead, 9.0 + ahead), (20.5 + ahead, 99e9)])
+    left = read_pauses(tmp_path / "pauses", [(4.9 + ahead, 9.0 + ahead), (20.5 + ahead, 99e9)])
     assert [end - begin for begin, end in left] == pytest.approx([1.0, 0.5, 0.5], abs=0.001)

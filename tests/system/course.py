@@ -44,19 +44,26 @@ class Course:
             until = max(until, last)
         return total
 
-    def over(self, window: float, limit: float, begin: float, end: float) -> float:
+    def over(
+        self, window: float, limit: float, begin: float, end: float, *, calm: bool = False
+    ) -> float:
         """The most that was admitted in any window beyond its limit, but for what was late.
 
         What a share lets through in the course of a slot is let through later when processes are
-        held up for a while, so there is as much more in a window that begins with it.
+        held up for a while, so there is as much more in a window that begins with it. `calm`: only
+        windows in calm slots. A node that was held up at the end of a slot may take its next share
+        at once, so in others there may be two slots' shares.
         """
         width = _bin(window)
+        slots = set(self.calm(begin, end))
         return max(
             (
                 sum(self.admitted[first : first + width]) / (limit * window)
                 - self.late(first * BIN_SECONDS - 1.0, first * BIN_SECONDS + window) / window
                 - 1.0
                 for first in range(_bin(begin), _bin(end) - width + 1)
+                if not calm
+                or slots.issuperset(range(first // PER_SECOND, -(-(first + width) // PER_SECOND)))
             ),
             default=-1.0,
         )

@@ -126,13 +126,17 @@ class CentralProcess:
         self.url = self._output.wait_for("listens on").split()[-1]
         self._listen = self.url.removeprefix("http://")
 
-    def start(self) -> None:
-        self.launch()
-        self.wait_until_it_listens()
+    @property
+    def listens(self) -> bool:
+        return any("listens on" in line for line in self._output.lines())
 
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        self.process.send_signal(how)
-        self.process.wait(PATIENCE)
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """It need not have ended when this returns."""
+        self.process.send_signal(number)
 
     def freeze(self) -> None:
         self._stops.begin()
@@ -152,9 +156,10 @@ class CentralProcess:
 
     def close(self) -> None:
         """Stop it if it runs, frozen or not."""
-        if hasattr(self, "process") and self.process.poll() is None:
+        if hasattr(self, "process") and not self.has_ended:
             self.thaw()
-            self.stop()
+            self.signal(signal.SIGTERM)
+            self.process.wait(PATIENCE)
 
     def get(self, path: str, **query: str) -> dict:
         url = f"{self.url}{path}?{urllib.parse.urlencode(query)}"
@@ -415,7 +420,7 @@ class Fleet:
 
     def take_over(self) -> None:
         """Start the second central; from now on it is the fleet's."""
-        self.next.start()
+        self.next.launch()
         self.central, self.next = self.next, self.central
 
     def restart(self, node: NodeProcesses) -> None:
@@ -516,12 +521,15 @@ class Times:
     """When things really happened to a fleet, in seconds of the story."""
 
     gone: float  # the first act was begun
-    back: float = math.inf  # the last one was done
+    back: float = math.inf  # the last one was done, and the central listens
     heard: float = math.inf  # its central had heard all nodes since
 
 
 def play(acts: Sequence[Act]) -> dict[Fleet, Times]:
-    """Do it all, each act when it is time for it and it is ready, and wait until all is well."""
+    """Do it all, each act when it is time for it and it is ready, and wait until all is well.
+
+    No act waits for anything: others would be late.
+    """
     left = sorted(acts, key=lambda act: act.second)
     times: dict[Fleet, Times] = {}
     end = time.monotonic() + max(act.second for act in acts) + PATIENCE
@@ -533,11 +541,11 @@ def play(acts: Sequence[Act]) -> dict[Fleet, Times]:
             left.remove(act)
             times.setdefault(act.fleet, Times(act.fleet.now))
             act.do()
-            if all(later.fleet is not act.fleet for later in left):
-                times[act.fleet].back = act.fleet.now
         for fleet, one in times.items():
-            is_back = one.back < math.inf == one.heard
-            if is_back and fleet.central.heard() == len(fleet.nodes):
+            if any(act.fleet is fleet for act in left) or not fleet.central.listens:
+                continue
+            one.back = min(one.back, fleet.now)
+            if one.heard == math.inf and fleet.central.heard() == len(fleet.nodes):
                 one.heard = fleet.now
         time.sleep(0.05)
     return times

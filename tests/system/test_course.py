@@ -26,6 +26,15 @@ def test_what_was_held_up_passes_later() -> None:
     assert course(*slots, pauses=((1.89, 2.05),)).over(1, 200.0, 1, 5) <= 0.05
 
 
+def test_only_calm_windows_may_be_asked_for() -> None:
+    slots = [SLOT, SLOT, SLOT, LATE, SLOT, SLOT, SLOT, SLOT, LATE, SLOT]
+    assert course(*slots).over(1, 200.0, 0, 10, calm=True) > 0.14
+    paused = course(*slots[:-2], pauses=((2.89, 3.05),))
+    assert paused.over(1, 200.0, 0, 8, calm=True) == 0.0
+    # A pause in another slot excuses nothing.
+    assert course(*slots, pauses=((2.89, 3.05),)).over(1, 200.0, 0, 10, calm=True) > 0.14
+
+
 def test_what_was_held_up_elsewhere_excuses_nothing() -> None:
     slots = [SLOT, SLOT, LATE, SLOT, SLOT, SLOT]
     assert course(*slots, pauses=((0.2, 0.8),)).over(1, 200.0, 1, 6) > 0.14

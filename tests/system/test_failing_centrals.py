@@ -31,41 +31,63 @@ EVEN, UNEVEN = 1.1, 2.0
 class Plot:
     """What happens to a fleet's central: when, and what."""
 
-    acts: list[tuple[float, Callable[[Fleet], object]]]
+    acts: list[tuple[float, Callable[[Fleet], object], Callable[[Fleet], bool]]]  # and if ready
     options: dict[str, bool] = field(default_factory=dict)
-    is_ready: Callable[[Fleet], bool] = lambda fleet: True
+
+
+def at_once(fleet: Fleet) -> bool:
+    return True
+
+
+def has_saved(fleet: Fleet) -> bool:
+    """The state of the running traffic is in the file."""
+    return fleet.central.has_saved_since(fleet.origin + 1.0)
+
+
+def has_ended(fleet: Fleet) -> bool:
+    return fleet.central.has_ended
 
 
 KNOWING = {  # It knows what was when it is there again
     "killed": Plot(
         [
-            (14.3, lambda fleet: fleet.central.stop(signal.SIGKILL)),
-            (14.3, lambda fleet: fleet.central.start()),
+            (14.3, lambda fleet: fleet.central.signal(signal.SIGKILL), has_saved),
+            (14.3, lambda fleet: fleet.central.launch(), has_ended),
         ],
         {"has_state": True},
-        # The state of the running traffic is in the file.
-        lambda fleet: fleet.central.has_saved_since(fleet.origin + 1.0),
     ),
     "restarted": Plot(
-        [(11.3, lambda fleet: fleet.central.stop()), (16.3, lambda fleet: fleet.central.start())],
+        [
+            (11.3, lambda fleet: fleet.central.signal(signal.SIGTERM), at_once),
+            (16.3, lambda fleet: fleet.central.launch(), has_ended),
+        ],
         {"has_state": True},
     ),
     "frozen": Plot(
-        [(9.3, lambda fleet: fleet.central.freeze()), (17.3, lambda fleet: fleet.central.thaw())],
+        [
+            (9.3, lambda fleet: fleet.central.freeze(), at_once),
+            (17.3, lambda fleet: fleet.central.thaw(), at_once),
+        ],
     ),
     "cut off": Plot(
-        [(8.3, lambda fleet: fleet.cable.cut()), (18.3, lambda fleet: fleet.cable.mend())],
+        [
+            (8.3, lambda fleet: fleet.cable.cut(), at_once),
+            (18.3, lambda fleet: fleet.cable.mend(), at_once),
+        ],
         {"has_cable": True},
     ),
 }
 FORGETFUL = {  # It, or another, knows nothing
     "without state": Plot(
-        [(13.3, lambda fleet: fleet.central.stop()), (13.3, lambda fleet: fleet.central.start())],
+        [
+            (13.3, lambda fleet: fleet.central.signal(signal.SIGTERM), at_once),
+            (13.3, lambda fleet: fleet.central.launch(), has_ended),
+        ],
     ),
     "another": Plot(
         [
-            (10.3, lambda fleet: fleet.central.stop(signal.SIGKILL)),
-            (12.3, lambda fleet: fleet.take_over()),
+            (10.3, lambda fleet: fleet.central.signal(signal.SIGKILL), at_once),
+            (12.3, lambda fleet: fleet.take_over(), has_ended),
         ],
         {"has_next": True},
     ),
@@ -99,10 +121,10 @@ def centrals() -> Iterator[dict[str, Outcome]]:
                     second,
                     fleets[name],
                     functools.partial(act, fleets[name]),
-                    functools.partial(plot.is_ready, fleets[name]),
+                    functools.partial(is_ready, fleets[name]),
                 )
                 for name, plot in AWAY.items()
-                for second, act in plot.acts
+                for second, act, is_ready in plot.acts
             ]
         )
         yield {

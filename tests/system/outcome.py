@@ -40,10 +40,12 @@ def outcome(fleet: Fleet, *users: str, **at: float) -> Outcome:
     )
 
 
-def assert_near(course: Course, limit: float, begin: float, end: float, *, least: float) -> None:
-    """What passed in each calm slot between two moments is the limit, but for 5 % and `least`."""
+def assert_near(
+    course: Course, limit: float, begin: float, end: float, *, least: float, most: float = 1.05
+) -> None:
+    """What passed in each calm slot between two moments is from `least` to `most` of the limit."""
     for admitted in course.in_calm(begin, end):
-        assert least * limit <= admitted <= 1.05 * limit, course
+        assert least * limit <= admitted <= most * limit, course
 
 
 def assert_hardly_refused(course: Course, begin: float, end: float, most: float = 0.0) -> None:

@@ -153,7 +153,12 @@ def test_nodes_that_hear_nothing_go_on_with_leases_and_then_with_safe_shares(
     centrals: dict[str, Outcome],
 ) -> None:
     run = centrals["cut off"]
-    assert_near(run.courses["held"], HELD, run.at["gone"], run.at["back"], least=0.95)
+    held, gone, back = run.courses["held"], run.at["gone"], run.at["back"]
+    # Nobody is paced: each node takes its share when its slot begins, which is some milliseconds
+    # before or after the second does.
+    assert_near(held, HELD, gone, back, least=0.9, most=1.1)
+    slots = held.in_calm(gone, back)
+    assert sum(slots) == pytest.approx(HELD * len(slots), rel=0.05, abs=10), held
 
 
 @pytest.mark.parametrize("name", AWAY)

@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "V1Node",
     "closed_with",
     "frame",
+    "get",
     "raw_websocket",
     "running",
     "slot_of",
@@ -45,6 +47,16 @@ def slot_of(central: Central) -> int:
     """The slot it is."""
     assert central.board is not None
     return int(time.time() / central.board.state.ledger.slot_seconds)
+
+
+def get(central: Central, path: str, token: str | None = None) -> Any:
+    """An answer of the central's HTTP server, decoded if it is of the API."""
+    request = urllib.request.Request(central.url + path)
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+        text = response.read().decode()
+    return json.loads(text) if path.startswith("/api") else text
 
 
 class PlainNode:

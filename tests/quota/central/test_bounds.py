@@ -23,6 +23,7 @@ from tests.quota.central.parts import (
     V1Node,
     closed_with,
     frame,
+    get,
     raw_websocket,
     running,
     slot_of,
@@ -96,8 +97,7 @@ def test_denied_and_overloaded_are_counted_apart() -> None:
         with connect(central.ws_url + "/nowhere") as refused:
             closed_with(refused)
         node.ask("nonsense")
-        assert central.board is not None
-        text = central.board.metrics.render(central.board).decode()
+        text = get(central, "/metrics")
         for line in ('refusals_total{reason="denied"} 1', 'refusals_total{reason="overloaded"} 1'):
             assert line in text
         assert "bad_frames_total 1" in text
@@ -120,7 +120,7 @@ def test_one_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(30):  # each is answered with half a megabyte
             deaf.sendall(frame(b'{"monitor": "distribution"}'))
         refused = 'refusals_total{reason="overloaded"} 1'
-        wait_for(lambda: refused in board.metrics.render(board).decode())
+        wait_for(lambda: refused in get(central, "/metrics"))
         assert other.report(slot)
         wait_for(lambda: [each.node for each in board.connections()] == ["other"])
 

@@ -1,30 +1,17 @@
 """Nodes that speak headgate.v1 to a real server, over real sockets."""
 
-import json
 import logging
 import re
 import socket
 import struct
 import time
-import urllib.request
-from typing import Any
 
 import pytest
 from websockets.sync.client import connect
 
-from headgate.quota import Central
 from headgate.quota.protocol import Ack, Ask, Quota
-from tests.quota.central.parts import PlainNode, V1Node, closed_with, running, slot_of
-from tests.waits import PATIENCE, wait_for
-
-
-def get(central: Central, path: str, token: str | None = None) -> Any:
-    request = urllib.request.Request(central.url + path)
-    if token is not None:
-        request.add_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
-        text = response.read().decode()
-    return json.loads(text) if path.startswith("/api") else text
+from tests.quota.central.parts import PlainNode, V1Node, closed_with, get, running, slot_of
+from tests.waits import wait_for
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])

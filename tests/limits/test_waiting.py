@@ -89,8 +89,8 @@ def test_thousands_cancelled_together_cost_no_more_than_one_by_one() -> None:
         assert bucket.check().retry_after == pytest.approx(1e6, abs=180)  # how long a test may take
         return time.thread_time() - start
 
-    # Of processor time. It was 43 s when each woke all behind it.
-    assert asyncio.run(main(4000)) < 10.0
+    # Of processor time, 0.04 s as a rule. It was 11 s when each woke all behind it.
+    assert asyncio.run(main(2000)) < 2.0
 
 
 @pytest.mark.parametrize("name", EVERY)

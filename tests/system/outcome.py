@@ -45,7 +45,7 @@ def assert_near(
 ) -> None:
     """What passed in each calm slot between two moments is from `least` to `most` of the limit."""
     for admitted in course.in_calm(begin, end):
-        assert least * limit <= admitted <= most * limit, course
+        assert least * limit <= admitted <= most * limit, str(course)
 
 
 def assert_hardly_refused(course: Course, begin: float, end: float, most: float = 0.0) -> None:
@@ -53,4 +53,4 @@ def assert_hardly_refused(course: Course, begin: float, end: float, most: float 
     slots = course.calm(begin, end)
     demand = sum(course.demand(slot, slot + 1) for slot in slots)
     refused = demand - sum(course.in_calm(begin, end))
-    assert refused <= max(0.02 * demand, most), course
+    assert refused <= max(0.02 * demand, most), str(course)

@@ -71,21 +71,21 @@ def test_three_times_the_limit_on_four_nodes_is_held_to_the_limit(
 ) -> None:
     greedy = calm["four"].courses["greedy"]
     for slot in greedy.calm(WARM, CALM_SECONDS):
-        assert greedy.demand(slot, slot + 1) >= 2.8 * GREEDY, greedy
-    assert greedy.over(1, GREEDY, WARM, CALM_SECONDS, calm=True) <= 0.05, greedy
-    assert greedy.over(1, GREEDY, WARM, CALM_SECONDS) <= 1.05, greedy
-    assert greedy.over(10, GREEDY, WARM, CALM_SECONDS) <= 0.1, greedy
-    assert greedy.under(GREEDY, WARM, CALM_SECONDS) <= 0.02, greedy
+        assert greedy.demand(slot, slot + 1) >= 2.8 * GREEDY, str(greedy)
+    assert greedy.over(1, GREEDY, WARM, CALM_SECONDS, calm=True) <= 0.05, str(greedy)
+    assert greedy.over(1, GREEDY, WARM, CALM_SECONDS) <= 1.05, str(greedy)
+    assert greedy.over(10, GREEDY, WARM, CALM_SECONDS) <= 0.1, str(greedy)
+    assert greedy.under(GREEDY, WARM, CALM_SECONDS) <= 0.02, str(greedy)
 
 
 def test_a_client_that_hops_from_node_to_node_gains_nothing(calm: dict[str, Outcome]) -> None:
     hopper = calm["four"].courses["hopper"]
     seconds = CALM_SECONDS - WARM
-    assert hopper.total(WARM, CALM_SECONDS) <= 1.1 * HOPPER * seconds, hopper
+    assert hopper.total(WARM, CALM_SECONDS) <= 1.1 * HOPPER * seconds, str(hopper)
     # Nor are they locked out. What was promised to the node they have left comes back with its
     # report, two slots later; with a burst of two slots there is nothing saved to bridge them.
     busy = seconds - len(hopper.calm(WARM, CALM_SECONDS))
-    assert hopper.total(WARM, CALM_SECONDS) >= 0.4 * HOPPER * (seconds - busy), hopper
+    assert hopper.total(WARM, CALM_SECONDS) >= 0.4 * HOPPER * (seconds - busy), str(hopper)
 
 
 def test_limits_that_are_changed_under_load_hold_within_three_slots(
@@ -106,21 +106,21 @@ def test_limits_that_are_changed_under_load_hold_within_three_slots(
             changing,
         )
         settled = max(WARM, begin + 4.0 + late)
-        assert changing.over(1, limit, settled, end, calm=True) <= 0.05, (limit, changing)
-        assert changing.under(limit, settled, end) <= 0.02, (limit, changing)
+        assert changing.over(1, limit, settled, end, calm=True) <= 0.05, f"{limit}; {changing}"
+        assert changing.under(limit, settled, end) <= 0.02, f"{limit}; {changing}"
 
 
 def test_one_request_per_second_goes_round_between_eight_nodes(calm: dict[str, Outcome]) -> None:
     rare = calm["eight"].courses["rare"]
     slots = rare.in_calm(WARM, CALM_SECONDS)
-    assert sum(slots) >= 0.95 * RARE * len(slots) - 1, rare
+    assert sum(slots) >= 0.95 * RARE * len(slots) - 1, str(rare)
     for first in range(int(WARM), int(CALM_SECONDS) - 9):
         # In a slot that is not calm, a node that heard nothing may use its turn once more.
         busy = 10 - len(rare.calm(first, first + 10))
-        assert rare.total(first, first + 10) <= 10 * RARE + 1 + busy, (first, rare)
+        assert rare.total(first, first + 10) <= 10 * RARE + 1 + busy, f"{first}; {rare}"
 
 
 def test_what_is_booked_is_what_was_admitted(calm: dict[str, Outcome]) -> None:
     for run in calm.values():
         for user, course in run.courses.items():
-            assert run.recorded[user] == course.total(), course
+            assert run.recorded[user] == course.total(), str(course)

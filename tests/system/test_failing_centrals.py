@@ -138,15 +138,15 @@ def test_no_slot_is_without_a_limit_while_the_central_is_away(
     centrals: dict[str, Outcome], name: str
 ) -> None:
     held = centrals[name].courses["held"]
-    assert held.over(1, HELD, WARM, CENTRAL_SECONDS) <= 1.05, held
+    assert held.over(1, HELD, WARM, CENTRAL_SECONDS) <= 1.05, str(held)
     # Nobody is paced meanwhile: beyond ten slots' shares there may be the one of a slot, in a
     # window that does not begin with one.
-    assert held.over(10, HELD, WARM, CENTRAL_SECONDS) <= 0.1, held
+    assert held.over(10, HELD, WARM, CENTRAL_SECONDS) <= 0.1, str(held)
     most = 1.05 if name in KNOWING else 1.1
     for first in range(int(WARM), int(CENTRAL_SECONDS) - 9):
         # What was not taken while the machine stood still may be taken later: a slot's refill.
         saved = HELD * min(held.late(first - 3, first), 1.0)
-        assert held.total(first, first + 10) <= most * 10 * HELD + saved, (first, held)
+        assert held.total(first, first + 10) <= most * 10 * HELD + saved, f"{first}; {held}"
 
 
 def test_nodes_that_hear_nothing_go_on_with_leases_and_then_with_safe_shares(
@@ -158,7 +158,7 @@ def test_nodes_that_hear_nothing_go_on_with_leases_and_then_with_safe_shares(
     # before or after the second does.
     assert_near(held, HELD, gone, back, least=0.9, most=1.1)
     slots = held.in_calm(gone, back)
-    assert sum(slots) == pytest.approx(HELD * len(slots), rel=0.05, abs=10), held
+    assert sum(slots) == pytest.approx(HELD * len(slots), rel=0.05, abs=10), str(held)
 
 
 @pytest.mark.parametrize("name", AWAY)
@@ -168,8 +168,8 @@ def test_all_is_normal_five_slots_after_the_central_hears_its_nodes(
     run = centrals[name]
     held, normal = run.courses["held"], run.at["heard"] + 5
     slots = held.in_calm(normal, CENTRAL_SECONDS)
-    assert min(slots, default=HELD) >= 0.98 * HELD, (run.at, run.states, held)
-    assert max(slots, default=HELD) <= 1.05 * HELD, (run.at, run.states, held)
+    assert min(slots, default=HELD) >= 0.98 * HELD, f"{run.at}; {run.states}; {held}"
+    assert max(slots, default=HELD) <= 1.05 * HELD, f"{run.at}; {run.states}; {held}"
 
 
 def return_of(run: Outcome) -> tuple[int, float]:
@@ -182,8 +182,8 @@ def assert_no_more_than_the_limit(run: Outcome, most: float) -> None:
     held, (begin, end) = run.courses["held"], return_of(run)
     slots = held.seconds(begin, end)
     late = held.late(begin - 3, end)
-    assert max(slots, default=0) <= (most + late) * HELD, (run.at, held)
-    assert sum(slots) <= 1.02 * HELD * len(slots) + HELD * min(late, 1.0), (run.at, held)
+    assert max(slots, default=0) <= (most + late) * HELD, f"{run.at}; {held}"
+    assert sum(slots) <= 1.02 * HELD * len(slots) + HELD * min(late, 1.0), f"{run.at}; {held}"
 
 
 @pytest.mark.parametrize("name", KNOWING)
@@ -199,7 +199,7 @@ def test_a_central_that_was_away_is_not_felt_at_its_return(
 ) -> None:
     run = centrals[name]
     held = run.courses["held"]
-    assert min(held.in_calm(*return_of(run)), default=HELD) >= 0.9 * HELD, (run.at, held)
+    assert min(held.in_calm(*return_of(run)), default=HELD) >= 0.9 * HELD, f"{run.at}; {held}"
 
 
 @pytest.mark.parametrize("name", FORGETFUL)
@@ -221,8 +221,8 @@ def test_a_debt_is_remembered(centrals: dict[str, Outcome], name: str) -> None:
     """They took more in the first seconds than they may in a minute: each request cost 300."""
     debtor = centrals[name].courses["debtor"]
     known = WARM + debtor.late(0, WARM)
-    assert debtor.total() > 0, debtor
-    assert debtor.total(known, CENTRAL_SECONDS) == 0, debtor
+    assert debtor.total() > 0, str(debtor)
+    assert debtor.total(known, CENTRAL_SECONDS) == 0, str(debtor)
 
 
 @pytest.mark.parametrize("name", KNOWING)
@@ -232,7 +232,7 @@ def test_all_that_was_admitted_meanwhile_is_booked_once(
     run = centrals[name]
     for user, cost in (("held", 1.0), ("modest", 1.0), ("debtor", 300.0)):
         course = run.courses[user]
-        assert run.recorded[user] == cost * course.total(), (run.recorded, course)
+        assert run.recorded[user] == cost * course.total(), f"{run.recorded}; {course}"
 
 
 @pytest.mark.parametrize("name", FORGETFUL)
@@ -246,7 +246,7 @@ def test_a_central_that_knows_nothing_books_what_none_before_it_has_acknowledged
         course = run.courses[user]
         late = math.ceil(course.late(unknown - 3, unknown + 1))
         least, most = course.total(unknown + BIN_SECONDS), course.total(unknown - 1 - late)
-        assert least <= run.recorded[user] <= most, (run.recorded, course)
+        assert least <= run.recorded[user] <= most, f"{run.recorded}; {course}"
 
 
 def test_nodes_that_know_another_central_have_fresh_quotas_of_it(
@@ -260,4 +260,4 @@ def test_nodes_that_know_another_central_have_fresh_quotas_of_it(
         # The longest wait between two tries, and two slots: to report, and to be given something.
         fresh = next(one for one in states if one.state == "fresh" and one.epoch == last.epoch)
         late = run.courses["held"].late(run.at["back"], run.at["back"] + 6)
-        assert fresh.second <= run.at["back"] + 2 + 2 + late, (run.at, states)
+        assert fresh.second <= run.at["back"] + 2 + 2 + late, f"{run.at}; {states}"

@@ -66,10 +66,10 @@ def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, act: str) ->
     harmed = nodes.courses["harmed"]
     back = nodes.at[act]
     end = min(back + 5.5, NODES_SECONDS)
-    assert harmed.over(1, HARMED, back - 1, end) <= 1.05, harmed
+    assert harmed.over(1, HARMED, back - 1, end) <= 1.05, str(harmed)
     # What it was promised and did not use is free again; a bucket holds a slot's refill at least.
     saved = max(HARMED_BURST, 1.0) * HARMED
-    assert harmed.total(back, end) <= 1.05 * HARMED * (end - back) + saved, harmed
+    assert harmed.total(back, end) <= 1.05 * HARMED * (end - back) + saved, str(harmed)
     assert_near(harmed, HARMED, back + 3, end, least=0.95)
 
 
@@ -81,4 +81,4 @@ def test_users_within_their_limit_do_not_notice_that_nodes_die(nodes: Outcome) -
 def test_nothing_that_a_killed_worker_let_through_is_lost_or_booked_twice(nodes: Outcome) -> None:
     killed = 3
     for user, course in nodes.courses.items():
-        assert abs(nodes.recorded[user] - course.total()) <= killed, (nodes.recorded, course)
+        assert abs(nodes.recorded[user] - course.total()) <= killed, f"{nodes.recorded}; {course}"

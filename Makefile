@@ -6,8 +6,8 @@ EXTRA_demo := server,dashboard
 EXTRA_test := test
 EXTRA_bench := bench
 CORE := $(shell find src -name '*.pyx' -o -name '*.pxd')
-# Tests with real processes mostly wait: twice as many at a time as there are cores.
-PYTEST := $(BIN)/python -m pytest -n $(shell echo $$((2 * $$(nproc)))) --dist loadfile --no-loadscope-reorder
+# Tests with real processes mostly wait: one more at a time than there are cores.
+PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(($$(nproc) + 1))) --dist loadfile --no-loadscope-reorder
 # What computes and has no real time in it: a busy machine makes it slower, and nothing else.
 WITHOUT_REAL_TIME := --ignore=tests/sim --ignore=tests/simulation --ignore=tests/test_package.py -m "not hypothesis"
 export PATH := $(CURDIR)/$(BIN):$(PATH)

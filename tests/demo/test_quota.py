@@ -450,8 +450,8 @@ def test_too_few_calm_seconds_say_nothing_of_what_is_missing() -> None:
     seconds = seconds_of(GREEDY, [200, 100, 100, 100, 100, 100])
     assert measured(GREEDY, busy(seconds, {1: 0.5})) == {"over_second": 0.0}
     assert measured(GREEDY, busy([*seconds, *seconds[1:2]], {0: 0.5}))["under"] == 0.5
-    # One who hops is judged by more of the run.
-    hops = seconds_of(HOPPER, [100] * 14)
+    # Those whose traffic comes and goes are judged by more of the run.
+    hops = seconds_of(HOPPER, [100] * 17)
     assert "under" in measured(HOPPER, busy(hops, {0: LONG_PAUSE}))
     assert "under" not in measured(HOPPER, busy(hops[:-1], {0: LONG_PAUSE}))
 

@@ -32,8 +32,8 @@ class Goals:
     though nothing is lost to them for good: what was promised to a second in which the burst is
     over, or to a node which the hopper has left, is back in the bucket two slots later.
 
-    `least_calm`: on a busy machine, so many calm seconds are needed to measure `under`. The hopper
-    needs more of them: what he gets in a second depends on where he was before.
+    `least_calm`: on a busy machine, so many calm seconds are needed to measure `under`. Those whose
+    traffic comes and goes need more of them: what passes in a second depends on those before it.
     """
 
     over_second: float | None
@@ -91,7 +91,7 @@ USERS = (
         limit=50.0,
         burst_seconds=10.0,
         rate=_bursts,
-        goals=Goals(over_second=0.05, over_run=None, under=0.05),
+        goals=Goals(over_second=0.05, over_run=None, under=0.05, least_calm=13),
         saves=True,
     ),
     User(
@@ -100,6 +100,6 @@ USERS = (
         limit=100.0,
         burst_seconds=10.0,
         rate=_hops,
-        goals=Goals(over_second=None, over_run=0.1, under=0.5, least_calm=10),
+        goals=Goals(over_second=None, over_run=0.1, under=0.5, least_calm=13),
     ),
 )

@@ -13,7 +13,7 @@ import pytest
 from tests.system.fleet import Fleet, Traffic, begin_together, toml
 from tests.system.outcome import WARM, Outcome, assert_hardly_refused, assert_near, outcome
 
-NODES_SECONDS = 31.0
+NODES_SECONDS = 36.0
 HARMED = 100.0
 MODEST = 5.0  # requests per second on each node
 HARMED_BURST = 0.0
@@ -65,7 +65,7 @@ def test_the_share_of_a_node_that_is_gone_goes_to_the_others_in_three_slots(
 def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, act: str) -> None:
     harmed = nodes.courses["harmed"]
     back = nodes.at[act]
-    end = min(back + 5.5, NODES_SECONDS)
+    end = max(back, min(back + 5.5, NODES_SECONDS))  # it may have taken long to start
     assert harmed.over(1, HARMED, back - 1, end) <= 1.05, str(harmed)
     # What it was promised and did not use is free again; a bucket holds a slot's refill at least.
     saved = max(HARMED_BURST, 1.0) * HARMED

@@ -4,7 +4,7 @@
     python -m tests.busy --seed 7 pytest tests/system
 
 What the command meets:
-- Every core is kept busy by a process of ours that never sleeps, and one more process writes to
+- Every core is kept busy by a process that never sleeps, and one more process writes to
   the disk and waits for it (fsync), in a folder for temporary files.
 - Every few seconds (an exponential distribution, `--every`) the command and all its descendants
   are stopped for half a second (`--pause`), as a virtual machine is when its host has other work.
@@ -110,7 +110,7 @@ def pause(chance: random.Random, seconds: float, ours: set[int]) -> None:
 
 
 def find_running(ours: set[int]) -> list[int]:
-    """All descendants but those of ours, those that have ended and those that a test stopped."""
+    """All descendants that run: not the load itself (`ours`), nor what a test has stopped."""
     return [pid for pid, state in descendants(os.getpid(), ours) if state not in "TtZX"]
 
 

@@ -32,8 +32,8 @@ class Goals:
     though nothing is lost to them for good: what was promised to a second in which the burst is
     over, or to a node which the hopper has left, is back in the bucket two slots later.
 
-    `least_calm`: on a busy machine, so many calm seconds are needed to measure `under`. Those whose
-    traffic comes and goes need more of them: what passes in a second depends on those before it.
+    `least_calm`: the calm seconds needed to measure `under` on a busy machine. Users whose traffic
+    comes and goes need more: what passes in a second depends on the seconds before it.
     """
 
     over_second: float | None

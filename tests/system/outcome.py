@@ -41,16 +41,24 @@ def outcome(fleet: Fleet, *users: str, **at: float) -> Outcome:
 
 
 def assert_near(
-    course: Course, limit: float, begin: float, end: float, *, least: float, most: float = 1.05
+    course: Course,
+    limit: float,
+    begin: float,
+    end: float,
+    *,
+    least: float,
+    most: float = 1.05,
+    seen: str = "",
 ) -> None:
-    """What passed in each calm slot between two moments is from `least` to `most` of the limit."""
-    for admitted in course.in_calm(begin, end):
-        assert least * limit <= admitted <= most * limit, str(course)
+    """What passed in any calm slots between two moments is from `least` to `most` of the limit."""
+    for run in course.all_calm_runs(begin, end):
+        expected = (least * run.slots - run.slack) * limit, (most * run.slots + run.slack) * limit
+        assert expected[0] <= run.admitted <= expected[1], f"{run} of {course}; {seen}"
 
 
 def assert_hardly_refused(course: Course, begin: float, end: float, most: float = 0.0) -> None:
     """No more than 2 % of the demand in calm slots, or `most` requests."""
-    slots = course.calm(begin, end)
-    demand = sum(course.demand(slot, slot + 1) for slot in slots)
-    refused = demand - sum(course.in_calm(begin, end))
+    runs = course.calm_runs(begin, end)
+    demand = sum(run.demand for run in runs)
+    refused = demand - sum(run.admitted for run in runs)
     assert refused <= max(0.02 * demand, most), str(course)

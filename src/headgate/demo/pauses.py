@@ -11,10 +11,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-__all__ = ["PauseMeter"]
+__all__ = ["SHORTEST_PAUSE", "PauseMeter"]
 
+SHORTEST_PAUSE = 0.03  # seconds: a shorter delay is the scheduler's everyday work
 _TICK = 0.02
-_LEAST = 0.03  # a thread that wakes up later than it wanted to by less was not held up
 
 
 class PauseMeter:
@@ -29,7 +29,7 @@ class PauseMeter:
         begin = time.monotonic()
         while not self._is_over.wait(_TICK):
             end = time.monotonic()
-            if end - begin > _TICK + _LEAST:
+            if end - begin > _TICK + SHORTEST_PAUSE:
                 self._note(begin + _TICK, end)
             begin = time.monotonic()
 

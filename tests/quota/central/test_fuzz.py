@@ -33,7 +33,7 @@ from tests.quota.central.parts import frame
 from tests.quota.central.turns import LongestTurn
 from tests.waits import PATIENCE, Output, wait_for
 
-ALLOWED_SECONDS = 0.05
+ALLOWED_SECONDS = 0.1
 
 
 class Witness:

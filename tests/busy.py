@@ -69,12 +69,16 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
+def cores() -> set[int]:
+    """Those that this process may use."""
+    return os.sched_getaffinity(0)
+
+
 @contextlib.contextmanager
 def load(folder: Path) -> Iterator[set[int]]:
     """Burn all cores and write to the disk; yields the processes that do."""
     leashed = [sys.executable, "-SI", leash.__file__, str(os.getpid()), sys.executable, "-SI"]
-    cores = len(os.sched_getaffinity(0))
-    commands = [[*leashed, "-c", _BURN]] * cores
+    commands = [[*leashed, "-c", _BURN]] * len(cores())
     commands.append([*leashed, "-c", _WRITE, str(folder / "written")])
     running = [subprocess.Popen(command) for command in commands]
     try:

@@ -1,0 +1,89 @@
+"""The load of `make test-busy` is there, and it changes nothing but the time."""
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from headgate.demo.pauses import SHORTEST_PAUSE
+from tests import busy
+from tests.parts import ROOT, freeze
+from tests.waits import wait_for
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+# Ends after three long pauses, and prints the longest.
+PAUSED = """
+import time
+from headgate.demo.pauses import PauseMeter
+
+pauses = []
+with PauseMeter(lambda begin, end: pauses.append(end - begin)):
+    deadline = time.monotonic() + 60
+    while sum(pause > 0.2 for pause in pauses) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+print(max(pauses, default=0.0))
+"""
+
+
+def run_busy(program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program under the load of `tests.busy`, until it ends."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.busy", *options, sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def state_of(process: subprocess.Popen[bytes]) -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_the_exit_code_and_the_output_are_those_of_the_command() -> None:
+    done = run_busy("import sys; print('out'); sys.exit(7)")
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "out\n"
+
+
+def test_a_command_that_is_killed_has_not_succeeded() -> None:
+    done = run_busy("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == -signal.SIGKILL % 256, done.stderr
+
+
+def test_sigint_is_ignored_at_the_start() -> None:
+    done = run_busy("import signal; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)")
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_the_command_is_stopped_now_and_then() -> None:
+    done = run_busy(PAUSED, "--every", "0.3", "--pause", "0.3", "--seed", "1")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) >= 0.3 - SHORTEST_PAUSE, done.stderr
+
+
+def test_every_core_and_the_disk_are_kept_busy(tmp_path: Path) -> None:
+    with busy.load(tmp_path) as ours:
+        assert len(ours) > len(busy.cores())
+        wait_for(lambda: (tmp_path / "written").exists())
+        used = {pid: cpu_ticks(pid) for pid in ours}
+        wait_for(lambda: sum(cpu_ticks(pid) > used[pid] + 10 for pid in ours) >= len(busy.cores()))
+
+
+def cpu_ticks(pid: int) -> int:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)
+
+
+def test_what_a_test_has_stopped_stays_stopped() -> None:
+    with subprocess.Popen(SLEEPER) as stopped, subprocess.Popen(SLEEPER) as running:
+        try:
+            freeze(stopped)
+            for seed in range(10):
+                busy.pause(random.Random(seed), 0.01, set())
+                assert state_of(stopped) == "T"
+            wait_for(lambda: state_of(running) == "S", seen=lambda: state_of(running))
+        finally:
+            stopped.kill()
+            running.kill()

@@ -511,7 +511,7 @@ def times():
         keyed.allow(number)
         yield time.thread_time_ns() - start
 gc.disable()
-# A pause of ours comes at the same call in both runs; one of a busy machine, at any.
+# A pause that the table makes is at the same call in both runs; one of the machine, at any.
 first = list(times())
 print(max(map(min, first, times())) / 1e6)
 """

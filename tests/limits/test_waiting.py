@@ -150,7 +150,7 @@ def test_a_loop_that_was_closed_over_its_waiters_harms_nobody_else(name: str) ->
 
 def test_threads_on_a_clock_of_their_own_take_their_turn_when_it_comes() -> None:
     class Unwakeable(ManualClock):
-        """Moved by the test; who sleeps on it sleeps until the time has come."""
+        """Moved by the test; `sleep` returns when it has reached the end."""
 
         def sleep(self, seconds: float) -> None:
             end = self.now() + seconds

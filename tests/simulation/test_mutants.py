@@ -5,8 +5,8 @@ mutant is a copy of the package in which one line does what a tired person might
 `headgate simulate` of one scenario must fail on it and say why. The unchanged copy must pass the
 very same runs.
 
-The text to be replaced must occur in its file exactly once: whoever rewrites that line is told to
-rewrite its mutant too. In compiled code it is either an expression or whole lines. All mutants of
+The text to be replaced must occur in its file exactly once: a test fails if that line is rewritten
+and its mutant is not. In compiled code it is either an expression or whole lines. All mutants of
 one compiled module share a copy, which has both versions of each place: the environment variable
 HEADGATE_FAULT says which fault the run has, and without it nothing is wrong. So each module is
 compiled once for all processes of a test run, without optimization, which takes a third of the

@@ -3,7 +3,7 @@
 Times are seconds since the story began; amounts are requests, on all nodes together. A second of
 the story is a slot.
 
-What the machine made late is told apart from what the fleet did. A slot is calm unless a process
+What the machine made late is distinguished from what the fleet did. A slot is calm unless a process
 of the fleet was held up for a tenth of a second or longer in it or in one of the three before it:
 a node that does not run asks for nothing and reports late, so it gets another share in the slot
 after next, and the slot after that evens it out. What must pass at the least is asserted of calm

@@ -1,4 +1,4 @@
-"""What the machine made late is told apart from what passed beyond the limit, or did not pass."""
+"""What the machine made late is neither an excess nor a shortfall; everything else is."""
 
 import pytest
 

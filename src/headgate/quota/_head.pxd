@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, cdivision=True
 """The shape of a host's head file. See `_head.pyx`."""
 
 cimport cython

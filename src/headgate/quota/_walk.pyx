@@ -85,7 +85,7 @@ def count_states(Host host not None, double time):
         let_others_run()
     found = {}
     for service in range(SERVICES):
-        for state in range(STATES):
+        for state in range(<int> STATES):
             count = counts[service * STATES + state]
             if count:
                 found.setdefault(host.head.service_name(service), {})[name_of_state(state)] = count

@@ -191,7 +191,7 @@ def test_never_more_than_the_limit_the_burst_and_a_lot_per_node(
 # --- against a real Redis
 
 
-# On a clock of ours no lease lapses, however long the machine pauses. Redis has its own.
+# On a manual clock no lease lapses, however long the machine pauses. Redis has its own clock.
 
 
 def test_leased_calls_seldom_ask_and_what_is_left_is_given_back_at_close(

@@ -36,10 +36,10 @@ def pool(redis_process: RedisServer) -> Iterator[RedisPool]:
 
 
 class Timeline:
-    """A limiter in Redis whose time is in our hand.
+    """A limiter in Redis on a clock of the test.
 
-    What is added is asked in one transaction, in which the real time stands still. Only the life of
-    the keys is in real time; so they are told at its end not to expire.
+    The calls are sent in one transaction, in which Redis's own time stands still. Keys expire in real
+    time, so the transaction ends with a PERSIST of each.
     """
 
     def __init__(self, pool: RedisPool, limits: str, algorithm: str, start: float) -> None:

@@ -56,7 +56,7 @@ class Witness:
         self._thread.join(PATIENCE)
 
     def wait_for_more(self, answers: int = 10) -> None:
-        """Wait until it has been answered so many times more."""
+        """Wait for this number of further answers."""
         wanted = self.answered + answers
         wait_for(lambda: self.answered >= wanted, seen=lambda: (self.answered, wanted))
 
@@ -402,7 +402,7 @@ def test_who_looks_at_usage_holds_nobody_up(target: Target) -> None:
             return len(json.load(answer)["users"])
 
     def look(_: Witness) -> None:
-        target.throw(classic(20_000))  # they are told for some slots
+        target.throw(classic(20_000))  # again: usage is shown for some slots only
         wait_for(lambda: users() == 1000, seen=users)
 
     assert longest_turn(target, look) < ALLOWED_SECONDS

@@ -31,14 +31,14 @@ def test_a_report_is_acknowledged_and_a_new_node_is_told_at_once(binary: bool) -
 
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
 def test_quotas_come_by_themselves_slot_after_slot(binary: bool) -> None:
-    """A node that has heard of the epoch is told when quotas are assigned, and only then."""
+    """A node that knows the epoch gets a quota at each assignment, and only then."""
     with running(slot_seconds=0.1) as central, V1Node(central, binary=binary) as node:
         epoch = node.report(slot_of(central) - 1).epoch
         assert isinstance(node.read(), Quota)  # what everyone has, at once
         quotas: list[Quota] = []
 
         def five_have_come() -> bool:
-            """Report, since a node that is silent for some slots is told nothing more."""
+            """Report: a node that is silent for some slots gets no more quotas."""
             node.send(node.message(slot_of(central) - 1, epoch, ann=float(node.sequence)))
             while not isinstance(message := node.read(), Ack):
                 quotas.append(message)

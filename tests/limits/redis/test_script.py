@@ -38,8 +38,8 @@ def pool(redis_process: RedisServer) -> Iterator[RedisPool]:
 class Timeline:
     """A limiter in Redis on a clock of the test.
 
-    The calls are sent in one transaction, in which Redis's own time stands still. Keys expire in real
-    time, so the transaction ends with a PERSIST of each.
+    The calls are sent in one transaction, in which Redis's own time stands still. Keys expire in
+    real time, so the transaction ends with a PERSIST of each.
     """
 
     def __init__(self, pool: RedisPool, limits: str, algorithm: str, start: float) -> None:

@@ -6,23 +6,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headgate.demo.pauses import SHORTEST_PAUSE
 from tests import busy
 from tests.parts import ROOT, freeze
 from tests.waits import wait_for
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
-# Ends after three long pauses, and prints the longest.
-PAUSED = """
-import time
-from headgate.demo.pauses import PauseMeter
+# Ends when it was continued for the third time, and prints for how long it had not run each time.
+STOPPED = """
+import signal, time
 
-pauses = []
-with PauseMeter(lambda begin, end: pauses.append(end - begin)):
-    deadline = time.monotonic() + 60
-    while sum(pause > 0.2 for pause in pauses) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-print(max(pauses, default=0.0))
+stops = []
+ran = time.monotonic()
+signal.signal(signal.SIGCONT, lambda *_: stops.append(time.monotonic() - ran))
+deadline = ran + 60
+while len(stops) < 3 and ran < deadline:
+    ran = time.monotonic()
+    time.sleep(0.01)
+print(*sorted(stops))
 """
 
 
@@ -58,9 +58,11 @@ def test_sigint_is_ignored_at_the_start() -> None:
 
 
 def test_the_command_is_stopped_now_and_then() -> None:
-    done = run_busy(PAUSED, "--every", "0.3", "--pause", "0.3", "--seed", "1")
+    done = run_busy(STOPPED, "--every", "0.3", "--pause", "0.3", "--seed", "1")
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) >= 0.3 - SHORTEST_PAUSE, done.stderr
+    # If this test runs under such a load itself, that one may have ended a stop too early.
+    _, second, _ = map(float, done.stdout.split())
+    assert second >= 0.3, done.stdout
 
 
 def test_every_core_and_the_disk_are_kept_busy(tmp_path: Path) -> None:

@@ -234,6 +234,7 @@ def test_threads_that_sleep_are_woken_by_refunds_in_their_order() -> None:
     for number in range(5):
         bucket.refund(1)
         wait_for(lambda number=number: len(went) > number, seen=lambda: went)
+        assert bucket.waiting == 4 - number, bucket
     assert went == [0, 1, 2, 3, 4]
 
 

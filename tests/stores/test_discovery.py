@@ -19,7 +19,7 @@ PATIENT = 20.0  # seconds for Redis, also on a machine that pauses
 @pytest.fixture(autouse=True)
 def patient_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentinel or node, too, may answer as late as the test allows."""
-    monkeypatch.setattr(topology, "DISCOVERY_SECONDS", PATIENT)
+    monkeypatch.setattr(topology, "DISCOVERY_SECONDS", 20 * topology.DISCOVERY_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headgate import Keyed, Limit, ManualClock, RedisKeyed
 from headgate.limits.redis._leases import LAPSE, Leases
 from headgate.limits.redis._tally import Tally
+from tests.lateness import Lateness
 from tests.parts import RedisServer
 from tests.waits import PATIENCE
 
@@ -210,6 +211,22 @@ def test_leased_calls_seldom_ask_and_what_is_left_is_given_back_at_close(
             with redis_server.client as client:
                 client.script_flush()
         assert exact.check("a", 0).remaining == pytest.approx(889, abs=1)
+
+
+def test_a_close_waits_no_longer_than_it_may_for_a_redis_that_hangs(
+    redis_server: RedisServer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.limits.redis.keyed.CLOSE_SECONDS", 0.2)
+    leased = RedisKeyed(
+        redis_server.url, "1000/week", mode="leased", lot=100, timeout=PATIENT, clock=clock
+    )
+    assert leased.allow("a")
+    redis_server.stop()
+    with Lateness() as lateness:
+        start = time.monotonic()
+        leased.close()
+        end = time.monotonic()
+        assert 0.2 <= end - start < 0.7 + lateness.between(start, end)
 
 
 def test_a_denied_key_does_not_hammer_redis(redis_server: RedisServer, clock: ManualClock) -> None:

@@ -83,7 +83,7 @@ def test_a_table_that_keys_come_to_and_leave_stays_whole(name: str, children: An
         mine = SharedTable(name, max_keys=2_000)
         numbers = random.Random(os.getpid())
         while True:
-            key = f"{numbers.randrange(300)}".rjust(numbers.choice((4, 100, 250)))
+            key = f"{numbers.randrange(3)}".rjust(numbers.choice((4, 100, 250)))
             began[place] += 1
             mine.incr(key)
             ended[place] += 1
@@ -91,13 +91,13 @@ def test_a_table_that_keys_come_to_and_leave_stays_whole(name: str, children: An
                 for _, amount in mine.take(key):
                     taken[place] += int(amount)
 
-    kill_again_and_again(children, write, lambda: sum(ended), enough=1_000)
+    kill_again_and_again(children, write, lambda: sum(ended), enough=200 * KILLS)
     held = round(sum(amount for _, amount in table.items()))
     # All that is held was added, and what was added is held, or was taken; but a kill may
-    # come between a counter that was taken out and the note of what it had held.
+    # come between a counter that was taken out and the note of what it had held. That is 3 on
+    # average, and few kills come just then.
     assert held + sum(taken) <= sum(began)
-    largest = 100
-    assert held + sum(taken) >= sum(ended) - KILLS * largest
+    assert held + sum(taken) >= sum(ended) - KILLS
     assert len(list(table.take())) <= 2_000
     kept = [table.incr(f"{number}") for number in range(2_000 - KILLS // 10)]
     assert kept == [1.0] * len(kept)

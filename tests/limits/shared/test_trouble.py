@@ -129,7 +129,13 @@ def test_many_threads_that_wait_for_memory_do_not_overfill_the_desk(name: str) -
 CLOSE_UNDER_CALLS = """
 import sys, threading, time
 from headgate import SharedKeyed
+from headgate.limits.shared.file import SharedFile
 
+commit = SharedFile.commit
+def slowly(*args):
+    time.sleep(0.002)  # so that the other thread closes it meanwhile
+    return commit(*args)
+SharedFile.commit = slowly
 sys.setswitchinterval(1e-6)
 watcher = SharedKeyed(sys.argv[1], "10/second", max_keys=50_000)
 endings = set()

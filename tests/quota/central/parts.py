@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 LIMITS = [Entry("front", "*", rates={"requests": 100.0}, burst_seconds=1.0)]
-SLOT = 60.0  # seconds
+SLOT = 10 * PATIENCE  # seconds
 
 
 @contextmanager

@@ -349,7 +349,9 @@ HUGE: list[tuple[str, Callable[[], bytes], str, int]] = [
 ]
 
 
-def longest_turn(target: Target, nonsense: Callable[[Witness], object]) -> float:
+def longest_turn(
+    target: Target, nonsense: Callable[[Witness], object], allowed: float = ALLOWED_SECONDS
+) -> float:
     """CPU seconds of the longest turn of the central's loop meanwhile; a node is answered.
 
     Whatever else the machine does can only add to them, by emptying the caches say. So they are
@@ -357,7 +359,7 @@ def longest_turn(target: Target, nonsense: Callable[[Witness], object]) -> float
     """
     turns = []
     with Witness(target) as witness:
-        while len(turns) < 3 and min(turns, default=ALLOWED_SECONDS) >= ALLOWED_SECONDS:
+        while len(turns) < 3 and min(turns, default=allowed) >= allowed:
             target.turn.forget()
             nonsense(witness)
             witness.wait_for_more()
@@ -405,4 +407,5 @@ def test_who_looks_at_usage_holds_nobody_up(target: Target) -> None:
         target.throw(classic(20_000))  # again: usage is shown for some slots only
         wait_for(lambda: users() == 1000, seen=users)
 
-    assert longest_turn(target, look) < ALLOWED_SECONDS
+    # A turn takes 0.02 s; all users in one go, 0.1 s.
+    assert longest_turn(target, look, allowed=0.05) < 0.05

@@ -170,6 +170,7 @@ print("not flushed")
 Central(FunctionLimits(limits, every=0.1), listen="127.0.0.1:0").run(started.append)
 """
 WAYS_TO_HANG = {
+    "asleep": "time.sleep(1000)",
     "after a write": "print('written', flush=True); time.sleep(1000)",
     "in a write": "while True: print('a pipe that nobody reads is full after 64 KiB')",
 }

@@ -1,7 +1,7 @@
 """When a central assigns: by a clock in the hand, with the timers of a real loop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headgate import ManualClock
 from headgate.quota import CentralState, Ledger
@@ -31,7 +31,7 @@ class Story:
         self._consumed = dict.fromkeys(NODES, 0.0)
         for slot in range(FIRST, LAST):
             self.set(slot + 0.1)
-            self.report(*([50.0, 50.0] if slot > FIRST + 1 else [0.0, 0.0]))
+            self.report(50.0 if slot > FIRST + 1 else 0.0)
             self.set(slot + 0.5)
             self.state.tick(self.clock.now())
         source = open_source(LIMITS)
@@ -51,11 +51,11 @@ class Story:
     def set(self, time: float) -> None:
         self.clock.advance(time - self.clock.now())
 
-    def report(self, *taken: float) -> None:
-        """Both nodes tell what was taken in the last slot; 100 were refused on each."""
+    def report(self, amount: float, nodes: Sequence[str] = NODES) -> None:
+        """Nodes tell what was taken in the last slot; 100 were refused on each."""
         self._sequence += 1
         slot = self.state.slot(self.clock.now()) - 1
-        for node, amount in zip(NODES, taken, strict=True):
+        for node in nodes:
             self._consumed[node] += amount
             consumed = self._consumed[node]
             line = Line(consumed, 100 * self._sequence, int(consumed), 0.0, 0.0)
@@ -82,9 +82,10 @@ def test_an_assignment_that_was_held_up_waits_for_the_reports_that_were_held_up_
         # The machine stood still from before the reports until after the middle of the slot.
         story.set(LAST + 0.6)
         story.pulse.start()
-        await asyncio.sleep(0.05)  # it has every chance to assign too early
-        assert story.ledger.assigned == LAST - 1
-        story.report(50.0, 50.0)
+        for node in NODES:
+            await asyncio.sleep(0.05)  # it has every chance to assign too early
+            assert story.ledger.assigned == LAST - 1
+            story.report(50.0, [node])
         await until(lambda: story.ledger.assigned == LAST)
         await story.pulse.stop()
 

@@ -10,7 +10,7 @@ import pytest
 from websockets.sync.client import connect
 
 from headgate.quota.protocol import Ack, Ask, Quota
-from tests.quota.central.parts import PlainNode, V1Node, closed_with, get, running, slot_of
+from tests.quota.central.parts import SLOT, PlainNode, V1Node, closed_with, get, running, slot_of
 from tests.waits import wait_for
 
 
@@ -215,7 +215,7 @@ HANDSHAKES = [
             "additional_headers": {"Headgate-Slot-Seconds": "0.5"},
         },
         "",
-        "denied: slots are 60 s here, the node has 0.5",
+        f"denied: slots are {SLOT:g} s here, the node has 0.5",
     ),
     (
         {
@@ -223,7 +223,7 @@ HANDSHAKES = [
             "additional_headers": {"Headgate-Slot-Seconds": "soon"},
         },
         "",
-        "denied: slots are 60 s here, the node has soon",
+        f"denied: slots are {SLOT:g} s here, the node has soon",
     ),
 ]
 
@@ -239,7 +239,7 @@ def test_who_does_not_fit_is_told_why() -> None:
 
 def test_a_node_with_the_same_slots_or_of_our_own_origin_is_welcome() -> None:
     with running() as central:
-        headers = {"Headgate-Slot-Seconds": "60.0"}
+        headers = {"Headgate-Slot-Seconds": str(SLOT)}
         with V1Node(central, additional_headers=headers) as node:
             node.report(slot_of(central) - 1)
         with PlainNode(central, origin=central.url) as plain:

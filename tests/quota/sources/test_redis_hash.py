@@ -8,9 +8,8 @@ import pytest
 
 from headgate.errors import ConfigError, Unavailable
 from headgate.quota import Entry
-from headgate.quota.sources import LimitsSource, open_source
+from headgate.quota.sources import LimitsSource, open_source, redis_hash
 from tests.parts import RedisServer
-from tests.waits import PATIENCE
 
 ANN = Entry("front", "ann", 10.0, {"requests": 5.0, "traffic_up": 1e6})
 BOB = Entry("frönt/2", "bob smith", 2.5, {"requests": 0.5})
@@ -20,7 +19,7 @@ KEY = "headgate:{limits}"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Redis that is slow to answer is not what these tests are about."""
-    monkeypatch.setattr("headgate.quota.sources.redis_hash._TIMEOUT", PATIENCE)
+    monkeypatch.setattr(redis_hash, "_TIMEOUT", 30 * redis_hash._TIMEOUT)
 
 
 @pytest.fixture

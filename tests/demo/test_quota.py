@@ -27,6 +27,7 @@ from rich.console import Console
 from headgate.cli import main
 from headgate.demo import quota_command
 from headgate.demo.bars import BLOCKS
+from headgate.demo.pauses import PauseMeter
 from headgate.demo.quota_record import LONG_PAUSE, WARM_UP, Record, Second, judge
 from headgate.demo.quota_users import NODES, SERVICE, USERS, WORKERS, User
 from headgate.demo.tally import RING, Standing, Tally
@@ -459,7 +460,9 @@ def test_too_few_calm_seconds_say_nothing_of_what_is_missing() -> None:
 def test_the_report_tells_how_many_seconds_were_busy() -> None:
     record = Record(USERS)
     for user in USERS:
-        for second in busy(seconds_of(user, [50] * 6), {1: 0.5}):
+        warm_up = [Second(number, user.limit, 1.0, 50, 50) for number in range(WARM_UP)]
+        seconds = [*warm_up, *seconds_of(user, [50] * 6)]
+        for second in busy(seconds, {0: 0.5, WARM_UP + 1: 0.5}):
             record.add(user, second)
     assert record.busy_seconds() == 4
 
@@ -564,6 +567,18 @@ def test_a_process_that_was_stopped_knows_for_how_long() -> None:
             )
         finally:
             process.kill()
+
+
+def test_a_process_that_is_slow_by_itself_was_not_paused() -> None:
+    pauses: list[float] = []
+    begin, worked = time.monotonic(), time.process_time()
+    with PauseMeter(lambda begin, end: pauses.append(end - begin)):
+        time.sleep(0.05)  # the meter runs
+        while time.process_time() - worked < 0.5:
+            sum(range(10_000_000))  # and cannot run meanwhile
+        time.sleep(0.05)  # it notes what it saw
+    idle = time.monotonic() - begin - (time.process_time() - worked)
+    assert sum(pauses) <= idle, pauses
 
 
 def test_calls_are_made_by_the_clock_and_a_long_pause_is_not_made_up_for(tmp_path: Path) -> None:

@@ -243,6 +243,11 @@ class NodeProcesses:
         """The process that talks to the central."""
         return int(Path(f"{self._shared}.lock").read_text())
 
+    def has_reporter(self) -> bool:
+        """Whether one of the workers that live talks to the central."""
+        pid = Path(f"{self._shared}.lock").read_text().strip()
+        return pid in {str(process.pid) for process in self.processes}
+
     def kill_reporter(self) -> None:
         pid = self.reporter()
         (process,) = (one for one in self.processes if one.pid == pid)

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from tests.system.course import Course
 from tests.system.fleet import Fleet, State
 
-__all__ = ["WARM", "Outcome", "assert_hardly_refused", "assert_near", "outcome"]
+__all__ = [
+    "WARM",
+    "Outcome",
+    "assert_hardly_refused",
+    "assert_near",
+    "assert_served",
+    "outcome",
+]
 
 WARM = 4.0  # seconds until everyone knows everyone
 
@@ -54,6 +61,15 @@ def assert_near(
     for run in course.all_calm_runs(begin, end):
         expected = (least * run.slots - run.slack) * limit, (most * run.slots + run.slack) * limit
         assert expected[0] <= run.admitted <= expected[1], f"{run} of {course}; {seen}"
+
+
+def assert_served(course: Course, limit: float, begin: float, end: float) -> None:
+    """Most of the limit passed while all processes could run, whether slots were calm or not.
+
+    So a fleet that never has a calm slot is not excused. It is asked for more than the limit.
+    """
+    least = 0.75 * limit * (end - begin - course.late(begin - 1, end))
+    assert course.total(begin, end) >= least, f"{least}; {course}"
 
 
 def assert_hardly_refused(course: Course, begin: float, end: float, most: float = 0.0) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.system.fleet import Fleet, Spans, Traffic, begin_together, toml
-from tests.system.outcome import WARM, Outcome, outcome
+from tests.system.outcome import WARM, Outcome, assert_served, outcome
 
 CALM_SECONDS = 22.0
 GREEDY, HOPPER, RARE = 200.0, 40.0, 1.0
@@ -76,6 +76,7 @@ def test_three_times_the_limit_on_four_nodes_is_held_to_the_limit(
     assert greedy.over(1, GREEDY, WARM, CALM_SECONDS) <= 1.05, str(greedy)
     assert greedy.over(10, GREEDY, WARM, CALM_SECONDS) <= 0.1, str(greedy)
     assert greedy.under(GREEDY, WARM, CALM_SECONDS) <= 0.02, str(greedy)
+    assert_served(greedy, GREEDY, WARM, CALM_SECONDS)
 
 
 def test_a_client_that_hops_from_node_to_node_gains_nothing(calm: dict[str, Outcome]) -> None:
@@ -101,10 +102,8 @@ def test_limits_that_are_changed_under_load_hold_within_three_slots(
         # the next one: in the first slot it is seen, in the second given, in the third it holds.
         # What the bucket held then, or owed, is evened out in the fourth.
         holds = max(WARM, begin + 2.0 + late)
-        assert changing.over(2, limit, holds, min(holds + 2, end), calm=True) <= 0.05, (
-            limit,
-            changing,
-        )
+        two = min(holds + 2, end)
+        assert changing.over(2, limit, holds, two, calm=True) <= 0.05, f"{limit}; {changing}"
         settled = max(WARM, begin + 4.0 + late)
         assert changing.over(1, limit, settled, end, calm=True) <= 0.05, f"{limit}; {changing}"
         assert changing.under(limit, settled, end) <= 0.02, f"{limit}; {changing}"

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.system.course import Course
-from tests.system.outcome import assert_near
+from tests.system.outcome import assert_near, assert_served
 from tests.system.pauses import PauseLog, Span, read_pauses
 
 SLOT = [30, *[10] * 17, 0, 0]  # a share of 200 that flows, with a lead of a tenth on every node
@@ -33,6 +33,9 @@ def test_only_calm_windows_may_be_asked_for() -> None:
     assert course(*slots).over(1, 200.0, 0, 10, calm=True) > 0.14
     paused = course(*slots[:-2], pauses=((2.89, 3.05),))
     assert paused.over(1, 200.0, 0, 8, calm=True) == 0.0
+    paused = course(SLOT, SLOT, MORE, SLOT, SLOT, SLOT, SLOT, pauses=((2.2, 2.35),))
+    assert paused.over(1, 200.0, 0, 7) > 0.2
+    assert paused.over(1, 200.0, 0, 7, calm=True) == 0.0
     # A pause in another slot excuses nothing.
     assert course(*slots, pauses=((2.89, 3.05),)).over(1, 200.0, 0, 10, calm=True) > 0.14
 
@@ -58,6 +61,14 @@ def test_what_is_missing_is_missing_in_calm_slots() -> None:
     # A pause after it, or one that is too short, excuses nothing.
     assert course(*slots, pauses=((3.0, 3.5),)).under(200.0, 0, 7) > 0.1
     assert course(*slots, pauses=((2.1, 2.15),)).under(200.0, 0, 7) > 0.05
+
+
+def test_a_fleet_without_a_calm_slot_is_not_excused() -> None:
+    pauses = tuple((slot, slot + 0.125) for slot in range(8))
+    assert_served(course(*[SLOT] * 8, pauses=pauses), 200.0, 1, 8)
+    assert course(*[LESS] * 8, pauses=pauses).under(200.0, 1, 8) == 0.0
+    with pytest.raises(AssertionError):
+        assert_served(course(*[LESS] * 8, pauses=pauses), 200.0, 1, 8)
 
 
 def test_requests_that_fall_into_the_next_slot_are_not_missing() -> None:

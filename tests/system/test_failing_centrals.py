@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.system.fleet import Act, Fleet, Traffic, begin_together, play, toml
-from tests.system.outcome import WARM, Outcome, assert_hardly_refused, assert_near, outcome
+from tests.system.outcome import (
+    WARM,
+    Outcome,
+    assert_hardly_refused,
+    assert_near,
+    assert_served,
+    outcome,
+)
 from tests.system.quota_worker import BIN_SECONDS
 
 CENTRAL_SECONDS = 31.0
@@ -172,7 +179,11 @@ def test_all_is_normal_five_slots_after_the_central_hears_its_nodes(
     run = centrals[name]
     held, normal = run.courses["held"], run.at["heard"] + 5
     seen = f"{run.at}; {run.states}"
+    # The longest wait between two tries to connect, and two slots to report.
+    late = held.late(run.at["back"], run.at["heard"])
+    assert run.at["heard"] <= run.at["back"] + 4 + late, f"{seen}; {held}"
     assert_near(held, HELD, normal, CENTRAL_SECONDS, least=0.98, seen=seen)
+    assert_served(held, HELD, WARM, CENTRAL_SECONDS)
 
 
 def return_of(run: Outcome) -> tuple[int, float]:

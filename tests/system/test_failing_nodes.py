@@ -11,7 +11,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.system.fleet import Fleet, Traffic, begin_together, toml
-from tests.system.outcome import WARM, Outcome, assert_hardly_refused, assert_near, outcome
+from tests.system.outcome import (
+    WARM,
+    Outcome,
+    assert_hardly_refused,
+    assert_near,
+    assert_served,
+    outcome,
+)
+from tests.waits import wait_for
 
 NODES_SECONDS = 36.0
 HARMED = 100.0
@@ -40,11 +48,18 @@ def nodes() -> Iterator[Outcome]:
             fleet.wait(planned)
             at[act] = fleet.now
             do[act]()
+            if act == "reporter":
+                wait_for(first.has_reporter)
+                at["another reports"] = fleet.now
         at["back"] = fleet.now  # the workers that were started again are there
         yield outcome(fleet, "harmed", "modest", **at)
 
 
 def test_another_worker_reports_when_the_reporting_one_is_killed(nodes: Outcome) -> None:
+    killed, takes_over = nodes.at["reporter"], nodes.at["another reports"]
+    # It tries every second.
+    late = nodes.courses["harmed"].late(killed, takes_over)
+    assert takes_over - killed <= 2 + late, f"{nodes.at}"
     # The demand of the three others and of one worker is still more than the limit.
     begin, end = nodes.at["reporter"] - 1, nodes.at["frozen"]
     assert_near(nodes.courses["harmed"], HARMED, begin, end, least=0.95)
@@ -71,6 +86,10 @@ def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, act: str) ->
     saved = max(HARMED_BURST, 1.0) * HARMED
     assert harmed.total(back, end) <= 1.05 * HARMED * (end - back) + saved, str(harmed)
     assert_near(harmed, HARMED, back + 3, end, least=0.95)
+
+
+def test_most_of_the_limit_passes_whatever_nodes_do(nodes: Outcome) -> None:
+    assert_served(nodes.courses["harmed"], HARMED, WARM, NODES_SECONDS)
 
 
 def test_users_within_their_limit_do_not_notice_that_nodes_die(nodes: Outcome) -> None:

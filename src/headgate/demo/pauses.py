@@ -1,8 +1,9 @@
 """`PauseMeter`: for how long the machine did not let this process run.
 
 A thread sleeps for a moment, again and again. When it wakes up much later than it wanted to, the
-process was held up meanwhile: it was stopped, or others had the processor. Times are seconds of
-the monotonic clock.
+process was held up meanwhile: it was stopped, or others had the processor. Time in which the
+process itself used a processor is no pause: a program that is slow by itself is not excused. Times
+are seconds of the monotonic clock.
 """
 
 import threading
@@ -26,12 +27,13 @@ class PauseMeter:
         self._thread = threading.Thread(target=self._measure, name="pause-meter", daemon=True)
 
     def _measure(self) -> None:
-        begin = time.monotonic()
+        begin, worked = time.monotonic(), time.process_time()
         while not self._is_over.wait(_TICK):
-            end = time.monotonic()
-            if end - begin > _TICK + SHORTEST_PAUSE:
-                self._note(begin + _TICK, end)
-            begin = time.monotonic()
+            end, works = time.monotonic(), time.process_time()
+            length = end - begin - _TICK - (works - worked)
+            if length > SHORTEST_PAUSE:
+                self._note(end - length, end)
+            begin, worked = end, works
 
     def __enter__(self) -> Self:
         self._thread.start()

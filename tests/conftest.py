@@ -1,4 +1,4 @@
-"""Set-up for all tests: how many examples properties try, a clock in the hand, a real Redis."""
+"""Set-up for all tests: how many examples properties try, a manual clock, a real Redis."""
 
 import os
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headgate import ManualClock
+from tests.children import Children
 from tests.parts import RedisServer
 from tests.running import (
     pytest_collection_modifyitems,
@@ -29,6 +30,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    children = Children()
+    yield children
+    children.end()
 
 
 @pytest.fixture(scope="session")

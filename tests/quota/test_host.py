@@ -18,6 +18,7 @@ from headgate.quota import Entry, Ledger
 from headgate.quota._host import Host
 from headgate.quota.protocol import Ack, Quota, Report, ServiceQuota, Share
 from headgate.quota.reporter import Reporter
+from tests.children import Children
 from tests.waits import PATIENCE, Output, wait_for
 
 LONG = 1e10  # seconds: no slot ends before the year 2286, and none while a test runs
@@ -165,16 +166,16 @@ def test_a_process_that_is_killed_at_any_instruction_loses_its_last_call_at_most
     assert 0 <= held <= kills
 
 
-def test_a_child_that_was_forked_counts_with_its_parent(shared: str) -> None:
+def test_a_child_that_was_forked_counts_with_its_parent(shared: str, children: Children) -> None:
     fallback = {"requests": IN_A_SLOT / LONG}
     host = Host("n1", ["front"], shared=shared, fallback=fallback, slot_seconds=LONG)
     assert host.allows("front", "ann", {"requests": 1.0})
-    child = os.fork()
-    if child == 0:
-        passed = sum(host.allows("front", "ann", {"requests": 1.0}) for _ in range(17_000))
-        os._exit(passed == 17_000)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 1
+
+    def count() -> None:
+        assert all(host.allows("front", "ann", {"requests": 1.0}) for _ in range(17_000))
+
+    children.start(count)
+    children.join()
     passed = sum(host.allows("front", "ann", {"requests": 1.0}) for _ in range(20_000))
     assert passed == IN_A_SLOT - 17_001
     host.close()

@@ -10,6 +10,7 @@ import pytest
 
 from headgate.errors import ConfigError
 from headgate.quota.node.lock import ReporterLock
+from tests.children import Children
 from tests.waits import Output, wait_for
 
 HOLD = """
@@ -78,16 +79,13 @@ def test_a_killed_process_holds_nothing(path: Path) -> None:
         lock.drop()
 
 
-def test_a_forked_child_that_drops_its_copy_ends_nothing(path: Path) -> None:
+def test_a_forked_child_that_drops_its_copy_ends_nothing(path: Path, children: Children) -> None:
     lock, other = ReporterLock(path), ReporterLock(path)
     assert lock.enter()
     assert lock.take()
     assert other.enter()
-    child = os.fork()
-    if child == 0:
-        lock.drop()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    children.start(lock.drop)
+    children.join()
     assert not other.take()
     lock.drop()
     other.drop()

@@ -240,7 +240,9 @@ def litestar_app(rules: list[Rule]) -> Any:
     def items() -> str:
         return "hello"
 
-    return Litestar([items], middleware=[DefineMiddleware(RateLimitMiddleware, rules=rules)])
+    middleware = DefineMiddleware(RateLimitMiddleware, rules=rules)
+    # By default Litestar sets up the logging of the whole process, and so of other tests.
+    return Litestar([items], middleware=[middleware], logging_config=None)
 
 
 def mounted_app(rules: list[Rule]) -> Any:

@@ -158,7 +158,8 @@ def test_who_logs_warnings_only_sees_the_end_of_what_he_was_warned_of(
     caplog.set_level(logging.INFO, "headgate.quota.node")
 
     def told() -> list[tuple[str, str]]:
-        return [(one.levelname, one.getMessage().rpartition(": ")[2]) for one in caplog.records]
+        records = [one for one in caplog.records if one.name == "headgate.quota.node"]
+        return [(one.levelname, one.getMessage().rpartition(": ")[2]) for one in records]
 
     async def story() -> None:
         async with peer.listening(peer.lead) as url:

@@ -27,12 +27,14 @@ from rich.console import Console
 from headgate.cli import main
 from headgate.demo import quota_command
 from headgate.demo.bars import BLOCKS
+from headgate.demo.fleet import Fleet
 from headgate.demo.pauses import PauseMeter
 from headgate.demo.quota_record import LONG_PAUSE, WARM_UP, Record, Second, judge
 from headgate.demo.quota_users import NODES, SERVICE, USERS, WORKERS, User
 from headgate.demo.tally import RING, Standing, Tally
 from headgate.demo.worker import Caller
 from headgate.quota import Node
+from headgate.quota.sources.sqlite_file import SqliteFile
 from headgate.sim.runs import run
 from headgate.sim.scenario import read
 from tests.parts import default_signals, freeze
@@ -567,6 +569,42 @@ def test_a_process_that_was_stopped_knows_for_how_long() -> None:
             )
         finally:
             process.kill()
+
+
+def test_pauses_of_the_central_count_in_the_seconds_that_they_reach_into() -> None:
+    fleet = Fleet(lambda: False)
+    try:
+        fleet.begin = 100.0
+        assert fleet.longest_pause(0) == 0.0
+        (fleet.folder / "central.pauses").write_text("99.5 99.75\n101.5 103.0\n102.25 102.5\n")
+        assert [fleet.longest_pause(second) for second in range(5)] == [0.0, 1.5, 1.5, 0.0, 0.0]
+    finally:
+        fleet.close()
+
+
+def test_the_central_writes_down_that_it_was_stopped(tmp_path: Path) -> None:
+    log, limits = tmp_path / "pauses", tmp_path / "limits.db"
+    SqliteFile(limits).close()
+    command = [sys.executable, "-m", "headgate.demo.central", str(log), "--limits", str(limits)]
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            Output(process.stdout).wait_for("listens on")
+            freeze(process)
+            stopped = time.monotonic()
+            time.sleep(0.3)  # for as long as it is to be stopped
+            process.send_signal(signal.SIGCONT)
+            wait_for(
+                lambda: any(
+                    float(line.split()[1]) >= stopped + 0.3 for line in log.read_text().splitlines()
+                ),
+                seen=log.read_text,
+            )
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
 
 
 def test_a_process_that_is_slow_by_itself_was_not_paused() -> None:

@@ -83,6 +83,7 @@ class Fleet:
         self.url = ""
         self.begin = 0.0  # monotonic time of the first call
         self.central = _Process("central", [])
+        self._central_pauses = self.folder / "central.pauses"
         self.workers: dict[tuple[int, int], Worker] = {}
 
     def open(self) -> None:
@@ -128,8 +129,17 @@ class Fleet:
         ]
 
     def longest_pause(self, second: int) -> float:
-        """For how long the machine held up one of the workers in a second."""
-        return max(worker.tally.longest_pause(second) for worker in self.workers.values())
+        """For how long the machine held up the central or one of the workers in a second."""
+        pauses = [worker.tally.longest_pause(second) for worker in self.workers.values()]
+        return max([self._longest_pause_of_central(second), *pauses])
+
+    def _longest_pause_of_central(self, second: int) -> float:
+        since = self.begin + second
+        log = self._central_pauses
+        lines = log.read_text().splitlines() if log.exists() else []
+        spans = [tuple(map(float, line.split())) for line in lines]
+        lengths = [end - begin for begin, end in spans if begin < since + 1.0 and end > since]
+        return max(lengths, default=0.0)
 
     def standing(self, node: int) -> list[Standing]:
         """The workers of a node that are alive, and what each says of itself."""
@@ -186,7 +196,7 @@ class Fleet:
             "--limits": str(self.folder / "limits.db"),
             "--state": str(self.folder / "central.state"),
         }
-        own = [sys.executable, "-m", "headgate", "central"]
+        own = [sys.executable, "-m", "headgate.demo.central", str(self._central_pauses)]
         own += [word for option in options.items() for word in option]
         return [sys.executable, leash.__file__, str(os.getpid()), *own]
 

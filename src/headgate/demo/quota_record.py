@@ -17,9 +17,10 @@ What is measured, over the seconds that are judged:
                   rest is promised to the seconds beside it, or kept for nodes that ask. Only
                   calm seconds count.
 
-A second is calm unless the machine held up a worker for LONG_PAUSE or longer in it, or in one of
-the FELT seconds before it: a worker that does not run asks for nothing, reports late, and then
-makes up for it. Its node gets another share two slots later, which the slot after that evens out.
+A second is calm unless the machine held up a worker or the central for LONG_PAUSE or longer in it,
+or in one of the FELT seconds before it: a worker that does not run asks for nothing, reports late,
+and then makes up for it. Its node gets another share two slots later, which the slot after that
+evens out. A central that does not run assigns late, which may leave a slot with little.
 A busy machine can make calls late, but it cannot let more pass than the limit: `over` is measured
 in all seconds.
 
@@ -50,7 +51,7 @@ _BEFORE, _AFTER = 2, 6  # seconds around the moment a change was noticed
 class Second:
     """One second of one user. `limit` is None where there is none, or nothing is known.
 
-    `pause`: the longest for which the machine held up one of the workers, in seconds.
+    `pause`: the longest for which the machine held up a worker or the central, in seconds.
     """
 
     number: int

@@ -163,8 +163,8 @@ def summary(demo: QuotaDemo) -> str:
     ]
     if busy := demo.record.busy_seconds():
         lines.append(
-            f"The machine held up the workers: {busy} of {demo.recorded - WARM_UP} s do not count "
-            "for under."
+            f"The machine held up workers or the central: {busy} of {demo.recorded - WARM_UP} s "
+            "do not count for under."
         )
     return "\n".join([*lines, "What is counted, and what else to try: docs/demo.md"])
 

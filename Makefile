@@ -19,7 +19,7 @@ help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: .venv/demo .venv/core ## see a fleet held to its limits, live in the terminal (Ctrl-C ends it)
-	@$(BIN)/headgate demo
+	@$(BIN)/sluicegate demo
 
 test: lint ## all that a change must pass: lint, types, the map's arrows, tests, coverage, docs
 	$(PYTEST) --cov --cov-report=term --durations=10
@@ -32,7 +32,7 @@ lint: .venv/test .venv/core ## style, types and the arrows of the map
 	$(BIN)/ruff format --check .
 	$(BIN)/cython-lint src
 	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest headgate
+	$(BIN)/python -m mypy.stubtest sluicegate
 	$(BIN)/lint-imports
 
 bench: .venv/bench .venv/core ## us and the peers side by side; ONLY=limits runs one part
@@ -47,27 +47,27 @@ clean: ## remove .venv and all that was built
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/made:
-	@echo "headgate: making .venv (the first time only; all in all two minutes or so)"
-	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit("headgate: Python 3.11 or newer is needed, $(PYTHON) is " + v)'
-	@command -v gcc >/dev/null || command -v "$${CC:-cc}" >/dev/null || { echo "headgate: no C compiler was found, and the core is compiled: install gcc (Debian: apt-get install gcc)"; exit 1; }
+	@echo "sluicegate: making .venv (the first time only; all in all two minutes or so)"
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit("sluicegate: Python 3.11 or newer is needed, $(PYTHON) is " + v)'
+	@command -v gcc >/dev/null || command -v "$${CC:-cc}" >/dev/null || { echo "sluicegate: no C compiler was found, and the core is compiled: install gcc (Debian: apt-get install gcc)"; exit 1; }
 	@rm -rf .venv; $(PYTHON) -m venv .venv >/dev/null 2>&1 || { \
 	  rm -rf .venv; \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    echo "headgate: installing python3-venv and python3-dev"; \
+	    echo "sluicegate: installing python3-venv and python3-dev"; \
 	    apt-get update -qq && apt-get install -y -qq python3-venv python3-dev >/dev/null && $(PYTHON) -m venv .venv; \
 	  else \
-	    echo "headgate: '$(PYTHON) -m venv' does not work here: install it (Debian: apt-get install python3-venv python3-dev)"; exit 1; \
+	    echo "sluicegate: '$(PYTHON) -m venv' does not work here: install it (Debian: apt-get install python3-venv python3-dev)"; exit 1; \
 	  fi; }
 	@$(PIP) --upgrade pip "setuptools>=77" "Cython>=3.1,<4"
 	@touch $@
 
 # The core is compiled once, in its place, whatever is installed after that.
 .venv/demo .venv/test .venv/bench: .venv/%: .venv/made Makefile pyproject.toml setup.py | .venv/core
-	@echo "headgate: installing what 'make $*' needs"
-	@HEADGATE_CORE_IS_COMPILED=1 $(PIP) --no-build-isolation --editable ".[$(EXTRA_$*)]"
+	@echo "sluicegate: installing what 'make $*' needs"
+	@SLUICEGATE_CORE_IS_COMPILED=1 $(PIP) --no-build-isolation --editable ".[$(EXTRA_$*)]"
 	@touch $@
 
 .venv/core: $(CORE) setup.py | .venv/made
-	@echo "headgate: compiling the core, or what has changed of it"
+	@echo "sluicegate: compiling the core, or what has changed of it"
 	@$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@

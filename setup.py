@@ -22,12 +22,12 @@ class BuildCore(build_ext):
         compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
         if shutil.which(compiler) is None:
             sys.exit(
-                f"headgate: the C compiler {compiler!r} was not found; headgate's core is compiled "
+                f"sluicegate: the C compiler {compiler!r} was not found; sluicegate's core is compiled "
                 "when it is installed: install gcc (Debian: apt-get install gcc) and try again"
             )
         if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
             sys.exit(
-                "headgate: the C headers of Python were not found; headgate's core is compiled "
+                "sluicegate: the C headers of Python were not found; sluicegate's core is compiled "
                 "when it is installed: install them (Debian: apt-get install python3-dev) and try "
                 "again"
             )
@@ -48,7 +48,7 @@ def extension(source: Path) -> Extension:
 
 # An editable install would compile everything again, in a folder of its own; `make` has done it in
 # the place where it is imported from.
-is_compiled = os.environ.get("HEADGATE_CORE_IS_COMPILED") == "1"
+is_compiled = os.environ.get("SLUICEGATE_CORE_IS_COMPILED") == "1"
 sources = [] if is_compiled else sorted(Path("src").rglob("*.pyx"))
 
 setup(

@@ -25,10 +25,10 @@ from benchmarks.classic import ClassicBook
 from benchmarks.harness import Row
 from benchmarks.quota import CAPACITY, NODES, RATE, RESOURCES, demand_of
 from benchmarks.thousand_nodes import measure
-from headgate.quota import Entry, Ledger
-from headgate.quota.protocol import Ask, Line, Quota, Report
-from headgate.quota.wire import CentralWire, NodeWire
-from headgate.quota.wire.text import write_classic
+from sluicegate.quota import Entry, Ledger
+from sluicegate.quota.protocol import Ask, Line, Quota, Report
+from sluicegate.quota.wire import CentralWire, NodeWire
+from sluicegate.quota.wire.text import write_classic
 
 NOTES = "Times are of the thread, per cell, of the best of several slots."
 START = 1_800_000_000

@@ -13,9 +13,9 @@ import subprocess
 import sys
 
 from benchmarks.harness import Row
-from headgate.quota import Entry, Ledger
-from headgate.quota.protocol import Ask, Line, Quota, Report
-from headgate.quota.wire import CentralWire, NodeWire
+from sluicegate.quota import Entry, Ledger
+from sluicegate.quota.protocol import Ask, Line, Quota, Report
+from sluicegate.quota.wire import CentralWire, NodeWire
 
 __all__ = ["row"]
 

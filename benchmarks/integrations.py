@@ -27,11 +27,11 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from benchmarks.harness import ROUNDS, Row
-from headgate.integrations import Rule, by_address
-from headgate.integrations.asgi import RateLimitMiddleware
-from headgate.integrations.fastapi import limit
-from headgate.integrations.flask import RateLimit
-from headgate.integrations.wsgi import RateLimitMiddleware as WSGIMiddleware
+from sluicegate.integrations import Rule, by_address
+from sluicegate.integrations.asgi import RateLimitMiddleware
+from sluicegate.integrations.fastapi import limit
+from sluicegate.integrations.flask import RateLimit
+from sluicegate.integrations.wsgi import RateLimitMiddleware as WSGIMiddleware
 
 NOTES = (
     "Microseconds of thread time that are added to a request: with less without, each the "

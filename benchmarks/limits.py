@@ -20,7 +20,7 @@ from snowflake import SnowflakeGenerator
 
 from benchmarks.harness import ROUNDS, Row, Times, compare, in_fresh_process
 from benchmarks.rows import call, empty, faster, slower
-from headgate import FixedWindow, Keyed, SlidingCounter, SlidingWindow, Snowflake, TokenBucket
+from sluicegate import FixedWindow, Keyed, SlidingCounter, SlidingWindow, Snowflake, TokenBucket
 
 NOTES = (
     "Times are of the thread, per call, the best of "
@@ -120,7 +120,7 @@ print(json.dumps((memory() - before) / len(keys)))
 """
 PAUSE = """
 import json, time
-from headgate import Keyed, ManualClock
+from sluicegate import Keyed, ManualClock
 clock = ManualClock()
 keyed = Keyed("10/second", clock=clock)
 longest = 0
@@ -138,7 +138,7 @@ print(json.dumps(longest))
 def memory() -> list[Row]:
     ours = in_fresh_process(
         MEMORY.format(
-            imports="from headgate import Keyed",
+            imports="from sluicegate import Keyed",
             make="keyed = Keyed('1/hour')",
             ask="keyed.allow(key)",
         )

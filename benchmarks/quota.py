@@ -21,10 +21,10 @@ from typing import NamedTuple, TypeVar
 
 from benchmarks.classic import ClassicBook
 from benchmarks.harness import Row, Times, in_fresh_process
-from headgate.quota._book import Book
-from headgate.quota._nodes import Nodes
-from headgate.quota.protocol import Line
-from headgate.sim import load, run
+from sluicegate.quota._book import Book
+from sluicegate.quota._nodes import Nodes
+from sluicegate.quota.protocol import Line
+from sluicegate.sim import load, run
 
 NOTES = (
     "Times are of the thread, per cell, the best of several slots (of five runs: the simulator)."

@@ -29,7 +29,7 @@ from limits.storage import RedisStorage
 from limits.strategies import FixedWindowRateLimiter
 
 from benchmarks.harness import ROUNDS, Row, Subject, Times, compare
-from headgate import AsyncRedisKeyed, RedisKeyed
+from sluicegate import AsyncRedisKeyed, RedisKeyed
 
 NOTES = (
     "Calls per second of wall time, the best of "

@@ -11,7 +11,7 @@ import pyrate_limiter
 
 from benchmarks.harness import ROUNDS, Row, compare
 from benchmarks.rows import call, empty, slower, two_processes
-from headgate import SharedKeyed, SharedTable
+from sluicegate import SharedKeyed, SharedTable
 
 NOTES = (
     f"Times are per call, the best of {ROUNDS} rounds in turns, with the loop around them "
@@ -22,7 +22,7 @@ LIMIT = f"{HUGE}/second"
 
 LOOP = """
 import os, sys, time
-from headgate import SharedKeyed
+from sluicegate import SharedKeyed
 os.sched_setaffinity(0, {int(sys.argv[3])})
 keyed, key = SharedKeyed(sys.argv[1], "1000000000/second"), sys.argv[2]
 for _ in range(100_000):

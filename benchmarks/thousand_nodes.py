@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from headgate.quota.fraction import fraction
-from headgate.quota.protocol import Line, Report
-from headgate.quota.wire import SUBPROTOCOL, NodeWire
+from sluicegate.quota.fraction import fraction
+from sluicegate.quota.protocol import Line, Report
+from sluicegate.quota.wire import SUBPROTOCOL, NodeWire
 
 __all__ = ["Answers", "measure"]
 
@@ -35,7 +35,7 @@ _CLOSE = 0x88
 _HANDSHAKE = (
     "GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-    f"Sec-WebSocket-Protocol: {SUBPROTOCOL}\r\nHeadgate-Slot-Seconds: 1.0\r\n\r\n"
+    f"Sec-WebSocket-Protocol: {SUBPROTOCOL}\r\nSluicegate-Slot-Seconds: 1.0\r\n\r\n"
 ).encode()
 
 
@@ -152,7 +152,7 @@ def _central(directory: str) -> Iterator[str]:
     limits = os.path.join(directory, "limits.toml")
     with open(limits, "w") as file:
         file.write(_LIMITS)
-    command = [sys.executable, "-m", "headgate", "central", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "sluicegate", "central", "--listen", "127.0.0.1:0"]
     cores = sorted(os.sched_getaffinity(0))
     with subprocess.Popen(
         [*command, "--limits", limits],

@@ -20,10 +20,10 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI
 
-from headgate import SharedKeyed
-from headgate.integrations import Rule, by_address
-from headgate.integrations.asgi import RateLimitMiddleware
-from headgate.integrations.fastapi import RESPONSES, Refused, answer_refused, limit
+from sluicegate import SharedKeyed
+from sluicegate.integrations import Rule, by_address
+from sluicegate.integrations.asgi import RateLimitMiddleware
+from sluicegate.integrations.fastapi import RESPONSES, Refused, answer_refused, limit
 
 # With rebuild, a release with another limit replaces the table of the one before.
 # Behind a proxy, name its network here: only what it forwards is believed.

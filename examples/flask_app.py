@@ -14,14 +14,14 @@ Then, from another terminal:
 wherever it comes from; then the error handler answers. `/health` is never refused.
 
 The four processes count in one table in shared memory. It outlives them: to start anew,
-`python -c "from headgate import SharedKeyed; SharedKeyed.unlink('example-flask')"`.
+`python -c "from sluicegate import SharedKeyed; SharedKeyed.unlink('example-flask')"`.
 """
 
 from flask import Flask, Response, jsonify, request
 
-from headgate import SharedKeyed
-from headgate.integrations import Request, Rule
-from headgate.integrations.flask import RateLimit, Refused
+from sluicegate import SharedKeyed
+from sluicegate.integrations import Request, Rule
+from sluicegate.integrations.flask import RateLimit, Refused
 
 # With rebuild, a release with another limit replaces the table of the one before.
 everything = Rule(SharedKeyed("example-flask", "30/minute", rebuild=True), name="all")

@@ -23,9 +23,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import httpx
 
-from headgate.integrations import Outcome, Request, Rule
-from headgate.integrations.httpx import AsyncRateLimitTransport
-from headgate.integrations.wsgi import RateLimitMiddleware
+from sluicegate.integrations import Outcome, Request, Rule
+from sluicegate.integrations.httpx import AsyncRateLimitTransport
+from sluicegate.integrations.wsgi import RateLimitMiddleware
 
 PAGES = 50
 AT_A_TIME = 4

@@ -1,7 +1,7 @@
 r"""FastAPI under quotas that hold for all servers together.
 
-    pip install 'headgate[server]' fastapi uvicorn
-    headgate central --limits examples/quota_limits.toml
+    pip install 'sluicegate[server]' fastapi uvicorn
+    sluicegate central --limits examples/quota_limits.toml
     uvicorn examples.quota_fastapi:app --workers 4          in another terminal
 
 Then, from a third one, five seconds of a user who may have five requests a second:
@@ -18,7 +18,7 @@ Without a central the service goes on: each user has 10 requests a second on eac
 Each worker imports this file and has a `Node`; together they are one node of the central's, and
 one of them talks to it. The lifespan starts and closes it. `/metrics` is left out of the quotas by
 a user of None. A scrape of `/metrics` meets any of the workers, and only the one that reports
-(`headgate_node_reporting` 1) has the times and connections: alert on `max_over_time` of some
+(`sluicegate_node_reporting` 1) has the times and connections: alert on `max_over_time` of some
 minutes.
 """
 
@@ -28,9 +28,9 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Response
 
-from headgate import Node
-from headgate.integrations import Request
-from headgate.integrations.quota import QuotaASGIMiddleware, add
+from sluicegate import Node
+from sluicegate.integrations import Request
+from sluicegate.integrations.quota import QuotaASGIMiddleware, add
 
 NOT_LIMITED = ("/health", "/metrics")
 

@@ -1,7 +1,7 @@
 r"""Flask under gunicorn, with quotas that hold for all servers together.
 
-    pip install 'headgate[server]' flask gunicorn
-    headgate central --limits examples/quota_limits.toml
+    pip install 'sluicegate[server]' flask gunicorn
+    sluicegate central --limits examples/quota_limits.toml
     gunicorn --workers 4 --threads 2 --preload 'examples.quota_flask:create_app()'
 
 Then, from a third terminal, five seconds of a user who may have five requests a second:
@@ -17,7 +17,7 @@ and together the workers are one node of the central's. Nobody calls `close`: a 
 closes it, and the last one says to the central that the node leaves.
 
 `/metrics` is left out of the quotas by a user of None. A scrape meets any of the workers, and only
-the one that reports (`headgate_node_reporting` 1) has the times and connections: alert on
+the one that reports (`sluicegate_node_reporting` 1) has the times and connections: alert on
 `max_over_time` of some minutes.
 """
 
@@ -25,9 +25,9 @@ import os
 
 from flask import Flask, Response
 
-from headgate import Node
-from headgate.integrations import Request
-from headgate.integrations.quota import QuotaWSGIMiddleware, add
+from sluicegate import Node
+from sluicegate.integrations import Request
+from sluicegate.integrations.quota import QuotaWSGIMiddleware, add
 
 NOT_LIMITED = ("/health", "/metrics")
 

@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from headgate.demo import leash
+from sluicegate.demo import leash
 
 _PR_SET_CHILD_SUBREAPER = 36
 _BURN = "while True: pass"
@@ -56,7 +56,10 @@ def main(argv: list[str] | None = None) -> int:
     sys.stderr.write(f"busy: seed {seed}\n")
     # Orphans of the command become children of this process, so that they are found, too.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    with tempfile.TemporaryDirectory(prefix="headgate-busy-") as folder, load(Path(folder)) as ours:
+    with (
+        tempfile.TemporaryDirectory(prefix="sluicegate-busy-") as folder,
+        load(Path(folder)) as ours,
+    ):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         command = subprocess.Popen(options.command)
         chance = random.Random(seed)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from headgate import ManualClock
+from sluicegate import ManualClock
 from tests.children import Children
 from tests.parts import RedisServer
 from tests.running import (

@@ -7,9 +7,9 @@ import time
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from headgate.quota import CentralState, Entry, Ledger
-from headgate.quota.protocol import Ack, Quota, Report
-from headgate.quota.wire import SUBPROTOCOL, CentralWire
+from sluicegate.quota import CentralState, Entry, Ledger
+from sluicegate.quota.protocol import Ack, Quota, Report
+from sluicegate.quota.wire import SUBPROTOCOL, CentralWire
 from tests.parts import reserve_port
 from tests.waits import PATIENCE
 

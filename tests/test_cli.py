@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from headgate import ManualClock
-from headgate.cli import main
+from sluicegate import ManualClock
+from sluicegate.cli import main
 
 
 class Terminal(io.StringIO):
@@ -41,7 +41,7 @@ def exit_code(*argv: str) -> object:
 
 def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--version") == 0
-    assert capsys.readouterr().out == f"headgate {importlib.metadata.version('headgate')}\n"
+    assert capsys.readouterr().out == f"sluicegate {importlib.metadata.version('sluicegate')}\n"
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["demo", "--help"]])
@@ -49,13 +49,13 @@ def test_help_has_an_example(argv: list[str], capsys: pytest.CaptureFixture[str]
     assert exit_code(*argv) == 0
     usage = capsys.readouterr().out
     assert "example" in usage
-    assert "\n  headgate demo\n" in usage
+    assert "\n  sluicegate demo\n" in usage
 
 
 @pytest.mark.parametrize("argv", [[], ["dance"], ["demo", "tango"], ["demo", "--loud"]])
 def test_wrong_usage_is_exit_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(*argv) == 2
-    assert "usage: headgate" in capsys.readouterr().err
+    assert "usage: sluicegate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf", "soon", ""])
@@ -139,15 +139,15 @@ def test_without_rich_a_terminal_is_told_what_to_install(
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert main_in(terminal, "demo", what, clock=ManualClock()) == 1
     assert terminal.getvalue() == ""
-    assert capsys.readouterr().err == "headgate demo needs rich to draw: pip install rich\n"
+    assert capsys.readouterr().err == "sluicegate demo needs rich to draw: pip install rich\n"
 
 
 @pytest.mark.parametrize(("option", "start"), [("--json", b"{"), ("--seconds=9", b"limiter ")])
 def test_without_a_terminal_rich_is_not_needed(option: str, start: bytes) -> None:
     script = (
         "import runpy, sys; sys.modules['rich'] = None; "
-        f"sys.argv = ['headgate', 'demo', 'limits', '{option}']; "
-        "runpy.run_module('headgate', run_name='__main__')"
+        f"sys.argv = ['sluicegate', 'demo', 'limits', '{option}']; "
+        "runpy.run_module('sluicegate', run_name='__main__')"
     )
     run = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, check=True, timeout=120

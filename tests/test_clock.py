@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from headgate.clock import Clock, ManualClock, SystemClock
+from sluicegate.clock import Clock, ManualClock, SystemClock
 
 
 def test_a_manual_clock_moves_only_when_told(clock: ManualClock) -> None:

@@ -3,7 +3,7 @@ from functools import partial
 
 import pytest
 
-from headgate import (
+from sluicegate import (
     ClockMovedBackwards,
     ConfigError,
     ManualClock,
@@ -11,7 +11,7 @@ from headgate import (
     SnowflakeParts,
     SystemClock,
 )
-from headgate.ids import EPOCH
+from sluicegate.ids import EPOCH
 from tests.limits.threads import run_in_threads
 
 START = 1_700_000_000.0
@@ -132,22 +132,22 @@ def test_the_system_clock_is_the_default() -> None:
 
 
 def test_the_numbers_come_from_the_environment_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADGATE_WORKER", "7")
+    monkeypatch.setenv("SLUICEGATE_WORKER", "7")
     assert repr(Snowflake.from_env()) == "Snowflake(datacenter=0, worker=7)"
-    monkeypatch.setenv("HEADGATE_DATACENTER", "2")
+    monkeypatch.setenv("SLUICEGATE_DATACENTER", "2")
     assert repr(Snowflake.from_env()) == "Snowflake(datacenter=2, worker=7)"
 
 
 @pytest.mark.parametrize("worker", ["32", "-1", "one", "1.5", "²"])
 def test_a_wrong_environment_is_named(worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADGATE_WORKER", worker)
-    with pytest.raises(ConfigError, match=f"HEADGATE_WORKER .* 0 to 31, got '{worker}'"):
+    monkeypatch.setenv("SLUICEGATE_WORKER", worker)
+    with pytest.raises(ConfigError, match=f"SLUICEGATE_WORKER .* 0 to 31, got '{worker}'"):
         Snowflake.from_env()
 
 
 def test_a_missing_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEADGATE_WORKER", raising=False)
-    with pytest.raises(ConfigError, match="HEADGATE_WORKER is not set"):
+    monkeypatch.delenv("SLUICEGATE_WORKER", raising=False)
+    with pytest.raises(ConfigError, match="SLUICEGATE_WORKER is not set"):
         Snowflake.from_env()
 
 

@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-import headgate
+import sluicegate
 
-SOURCE = Path(headgate.__file__).parent
+SOURCE = Path(sluicegate.__file__).parent
 KNOWN_TO_ALL = {"clock", "errors", "_time"}
 KNOWN_TO = {"quota": {"limits"}}
-IMPORT = re.compile(r"^\s*(?:from|c?import)\s+headgate\.(\w+)", re.MULTILINE)
+IMPORT = re.compile(r"^\s*(?:from|c?import)\s+sluicegate\.(\w+)", re.MULTILINE)
 
 
 def test_compiled_files_import_only_their_own_part_and_what_is_below_all() -> None:

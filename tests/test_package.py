@@ -31,7 +31,7 @@ def test_a_missing_compiler_gives_one_clear_sentence(tmp_path: Path) -> None:
     build = run("setup.py", "--quiet", "build_ext", f"--build-lib={tmp_path}", CC="no-such-cc")
     assert build.returncode == 1
     last = build.stderr.splitlines()[-1]
-    assert last.startswith("headgate: the C compiler 'no-such-cc' was not found")
+    assert last.startswith("sluicegate: the C compiler 'no-such-cc' was not found")
     assert "apt-get install gcc" in last
 
 
@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     dist = tmp_path_factory.mktemp("dist")
     build("--sdist", ROOT, dist)
-    (packed,) = dist.glob("headgate-*.tar.gz")
+    (packed,) = dist.glob("sluicegate-*.tar.gz")
     # Not by tarfile: its filters are in Python 3.11.4 and later, and a must in 3.14.
     subprocess.run(["tar", "-xf", packed, "-C", dist], check=True, timeout=PATIENCE)
     unpacked = dist / packed.name.removesuffix(".tar.gz")
@@ -60,7 +60,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, place)  # which makes it newer than its source
     build("--wheel", unpacked, dist)
-    (wheel,) = dist.glob("headgate-*.whl")
+    (wheel,) = dist.glob("sluicegate-*.whl")
     return wheel
 
 
@@ -71,18 +71,22 @@ def build(kind: str, source: Path, dist: Path) -> None:
 
 def test_the_wheel_has_the_compiled_core_and_the_types(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert "headgate/py.typed" in names
-    for module in ("headgate/_ids", "headgate/limits/_keyed", "headgate/limits/_token_bucket"):
+    assert "sluicegate/py.typed" in names
+    for module in (
+        "sluicegate/_ids",
+        "sluicegate/limits/_keyed",
+        "sluicegate/limits/_token_bucket",
+    ):
         assert f"{module}.pyi" in names
         assert any(name.startswith(f"{module}.cpython") for name in names)
-    assert "headgate/limits/redis/lua/decide.lua" in names
+    assert "sluicegate/limits/redis/lua/decide.lua" in names
     assert not [name for name in names if name.endswith((".c", ".pyx", ".pxd"))]
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
 
 
 def test_the_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    code = "import headgate; print(headgate.__file__, headgate.Keyed('1/s').allow('a'))"
+    code = "import sluicegate; print(sluicegate.__file__, sluicegate.Keyed('1/s').allow('a'))"
     # -S: nothing of this environment, above all not the package under development.
     answer = subprocess.run(
         [sys.executable, "-S", "-c", code],
@@ -92,4 +96,4 @@ def test_the_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert answer.stdout.split() == [str(tmp_path / "headgate" / "__init__.py"), "True"]
+    assert answer.stdout.split() == [str(tmp_path / "sluicegate" / "__init__.py"), "True"]

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from headgate import ManualClock
-from headgate.demo.limits import LimitsDemo, gates, report, traffic
-from headgate.demo.limits_screen import ASCII, BLOCKS, frame, show, summary
+from sluicegate import ManualClock
+from sluicegate.demo.limits import LimitsDemo, gates, report, traffic
+from sluicegate.demo.limits_screen import ASCII, BLOCKS, frame, show, summary
 
 SECONDS = 30.0
 ROUNDING = 1e-6
@@ -234,10 +234,10 @@ def test_the_drawing_keeps_step_with_the_clock_and_gives_the_screen_back(
     assert clock.now() == pytest.approx(3.1)
     assert demo.now == pytest.approx(3.1)
     written = written_to(console)
-    assert written.count("headgate demo limits") == 13
+    assert written.count("sluicegate demo limits") == 13
     assert "2 of 3.1 s" in written
     assert "\x1b[?1049h" in written
-    assert written.rindex("\x1b[?1049l") > written.rindex("headgate demo limits")
+    assert written.rindex("\x1b[?1049l") > written.rindex("sluicegate demo limits")
 
 
 def test_a_drawing_that_falls_behind_catches_up_without_sleeping(console: Console) -> None:

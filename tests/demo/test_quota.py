@@ -1,4 +1,4 @@
-"""The fleet of `headgate demo`: one real run that a person changes under way, and its ends."""
+"""The fleet of `sluicegate demo`: one real run that a person changes under way, and its ends."""
 
 import contextlib
 import fcntl
@@ -24,29 +24,29 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headgate.cli import main
-from headgate.demo import quota_command
-from headgate.demo.bars import BLOCKS
-from headgate.demo.fleet import Fleet
-from headgate.demo.pauses import PauseMeter
-from headgate.demo.quota_record import LONG_PAUSE, WARM_UP, Record, Second, judge
-from headgate.demo.quota_users import NODES, SERVICE, USERS, WORKERS, User
-from headgate.demo.tally import RING, Standing, Tally
-from headgate.demo.worker import Caller
-from headgate.quota import Node
-from headgate.quota.sources.sqlite_file import SqliteFile
-from headgate.sim.runs import run
-from headgate.sim.scenario import read
+from sluicegate.cli import main
+from sluicegate.demo import quota_command
+from sluicegate.demo.bars import BLOCKS
+from sluicegate.demo.fleet import Fleet
+from sluicegate.demo.pauses import PauseMeter
+from sluicegate.demo.quota_record import LONG_PAUSE, WARM_UP, Record, Second, judge
+from sluicegate.demo.quota_users import NODES, SERVICE, USERS, WORKERS, User
+from sluicegate.demo.tally import RING, Standing, Tally
+from sluicegate.demo.worker import Caller
+from sluicegate.quota import Node
+from sluicegate.quota.sources.sqlite_file import SqliteFile
+from sluicegate.sim.runs import run
+from sluicegate.sim.scenario import read
 from tests.parts import default_signals, freeze
 from tests.waits import PATIENCE, Output, wait_for
 
 STEADY, GREEDY, BURSTY, HOPPER = USERS
-DEMO = [sys.executable, "-m", "headgate", "demo"]
+DEMO = [sys.executable, "-m", "sluicegate", "demo"]
 PLACES = [Path("/dev/shm"), Path("/tmp")]
 
 
 def folders_of(demo: int) -> list[Path]:
-    return [folder for place in PLACES for folder in place.glob(f"headgate-demo-{demo}-*")]
+    return [folder for place in PLACES for folder in place.glob(f"sluicegate-demo-{demo}-*")]
 
 
 def processes_of(demo: int) -> list[str]:
@@ -55,7 +55,7 @@ def processes_of(demo: int) -> list[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             line = path.read_bytes().decode().replace("\0", " ")
-            if f"/headgate-demo-{demo}-" in line:
+            if f"/sluicegate-demo-{demo}-" in line:
                 found.append(line)
     return found
 
@@ -234,7 +234,7 @@ def test_ctrl_c_in_the_middle_ends_all_of_it_and_tells_what_was_seen() -> None:
 
 def test_a_signal_during_the_start_ends_what_has_started(tmp_path: Path) -> None:
     # Workers that never get ready: the start goes on until the signal comes.
-    hang = 'import sys, time\n"headgate.demo.worker" in sys.orig_argv and time.sleep(1000)\n'
+    hang = 'import sys, time\n"sluicegate.demo.worker" in sys.orig_argv and time.sleep(1000)\n'
     (tmp_path / "sitecustomize.py").write_text(hang)
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     with running(PYTHONPATH=path) as demo:
@@ -319,7 +319,7 @@ def test_a_fleet_that_cannot_start_says_why(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert main(["demo", "--json"]) == 1
-    assert "headgate demo: the central did not start" in capsys.readouterr().err
+    assert "sluicegate demo: the central did not start" in capsys.readouterr().err
     assert folders_of(os.getpid()) == []
 
 
@@ -329,7 +329,7 @@ def test_without_its_packages_it_says_what_to_install(
     monkeypatch.setattr(quota_command, "_NEEDED", ("starlette", "no_such_package"))
     assert main(["demo"]) == 1
     told = capsys.readouterr().err
-    assert "(no_such_package): pip install 'headgate[server,dashboard]'" in told
+    assert "(no_such_package): pip install 'sluicegate[server,dashboard]'" in told
 
 
 def test_a_run_that_is_too_short_to_judge_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -542,7 +542,7 @@ def test_a_pause_is_in_every_second_that_it_reaches_into(tmp_path: Path) -> None
 
 def test_a_process_that_was_stopped_knows_for_how_long() -> None:
     script = (
-        "import time\nfrom headgate.demo.pauses import PauseMeter\n"
+        "import time\nfrom sluicegate.demo.pauses import PauseMeter\n"
         "with PauseMeter(lambda begin, end: print(begin, end, flush=True)):\n"
         "    print('ready', flush=True)\n    time.sleep(1000)\n"
     )
@@ -585,7 +585,7 @@ def test_pauses_of_the_central_count_in_the_seconds_that_they_reach_into() -> No
 def test_the_central_writes_down_that_it_was_stopped(tmp_path: Path) -> None:
     log, limits = tmp_path / "pauses", tmp_path / "limits.db"
     SqliteFile(limits).close()
-    command = [sys.executable, "-m", "headgate.demo.central", str(log), "--limits", str(limits)]
+    command = [sys.executable, "-m", "sluicegate.demo.central", str(log), "--limits", str(limits)]
     with subprocess.Popen(
         [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headgate import Decision, Keyed, Limit
-from headgate.integrations.requests import ScopeRequest
-from headgate.limits.limit import Key
+from sluicegate import Decision, Keyed, Limit
+from sluicegate.integrations.requests import ScopeRequest
+from sluicegate.limits.limit import Key
 
 MakeRequest = Callable[..., ScopeRequest]
 

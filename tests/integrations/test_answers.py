@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Decision, Keyed, Limit, ManualClock
-from headgate.integrations import Rule
-from headgate.integrations.answers import Answers, beside
-from headgate.integrations.gate import Gate
-from headgate.integrations.holds import asked_for
-from headgate.integrations.policy import Policy, as_string
-from headgate.integrations.requests import ScopeRequest
+from sluicegate import Decision, Keyed, Limit, ManualClock
+from sluicegate.integrations import Rule
+from sluicegate.integrations.answers import Answers, beside
+from sluicegate.integrations.gate import Gate
+from sluicegate.integrations.holds import asked_for
+from sluicegate.integrations.policy import Policy, as_string
+from sluicegate.integrations.requests import ScopeRequest
 
 MakeRequest = Callable[..., ScopeRequest]
 

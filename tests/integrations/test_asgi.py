@@ -16,9 +16,9 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from headgate import Keyed, ManualClock
-from headgate.integrations import Rule, by_address
-from headgate.integrations.asgi import RateLimitMiddleware
+from sluicegate import Keyed, ManualClock
+from sluicegate.integrations import Rule, by_address
+from sluicegate.integrations.asgi import RateLimitMiddleware
 
 MakeScope = Callable[..., dict[str, Any]]
 

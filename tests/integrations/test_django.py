@@ -15,11 +15,11 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from headgate import Keyed, ManualClock
-from headgate.integrations import Rule, by_user
-from headgate.integrations.django import RateLimitMiddleware, limit
+from sluicegate import Keyed, ManualClock
+from sluicegate.integrations import Rule, by_user
+from sluicegate.integrations.django import RateLimitMiddleware, limit
 
-OURS = "headgate.integrations.django.RateLimitMiddleware"
+OURS = "sluicegate.integrations.django.RateLimitMiddleware"
 
 if not settings.configured:
     settings.configure(
@@ -42,7 +42,7 @@ async def hello_async(request: HttpRequest) -> HttpResponse:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., None]]:
-    """Sets the views, and HEADGATE if there are options."""
+    """Sets the views, and SLUICEGATE if there are options."""
     overrides: list[override_settings] = []
 
     def set_up(views: dict[str, Any], **options: Any) -> None:
@@ -50,7 +50,7 @@ def serve() -> Iterator[Callable[..., None]]:
         urls.urlpatterns = [path(name, view) for name, view in views.items()]  # type: ignore[attr-defined]
         middleware = [OURS] if options else []
         overrides.append(
-            override_settings(ROOT_URLCONF=urls, MIDDLEWARE=middleware, HEADGATE=options)
+            override_settings(ROOT_URLCONF=urls, MIDDLEWARE=middleware, SLUICEGATE=options)
         )
         overrides[-1].enable()
 
@@ -102,11 +102,11 @@ def test_under_asgi_it_is_async_and_awaits_its_limiters(
 def test_limiters_on_the_wrong_side_are_refused(
     make_async: Callable[[Keyed], Any], make_blocking: Callable[[Keyed], Any]
 ) -> None:
-    with override_settings(HEADGATE={"rules": [Rule(make_async(Keyed("1/s")))]}):
+    with override_settings(SLUICEGATE={"rules": [Rule(make_async(Keyed("1/s")))]}):
         RateLimitMiddleware(hello_async)
         with pytest.raises(TypeError, match="nothing here can await"):
             RateLimitMiddleware(hello)
-    with override_settings(HEADGATE={"rules": [Rule(make_blocking(Keyed("1/s")))]}):
+    with override_settings(SLUICEGATE={"rules": [Rule(make_blocking(Keyed("1/s")))]}):
         RateLimitMiddleware(hello)
         with pytest.raises(TypeError, match="blocks its thread"):
             RateLimitMiddleware(hello_async)
@@ -114,7 +114,10 @@ def test_limiters_on_the_wrong_side_are_refused(
 
 def test_settings_that_cannot_be_meant_are_told() -> None:
     for options, words in (({"rule": []}, "got 'rule'"), ({}, "'rules' is missing")):
-        with override_settings(HEADGATE=options), pytest.raises(ImproperlyConfigured, match=words):
+        with (
+            override_settings(SLUICEGATE=options),
+            pytest.raises(ImproperlyConfigured, match=words),
+        ):
             RateLimitMiddleware(hello)
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate import Central, SharedKeyed
-from headgate.quota._host import Host
-from headgate.quota._names import name_of_memory
+from sluicegate import Central, SharedKeyed
+from sluicegate.quota._host import Host
+from sluicegate.quota._names import name_of_memory
 from tests.parts import ROOT, serving
 from tests.waits import PATIENCE, wait_for
 
@@ -37,7 +37,7 @@ def client_of(port: int, address: str = "127.0.0.1", **headers: str) -> Iterator
 @contextlib.contextmanager
 def fresh(*names: str) -> Iterator[None]:
     """Without what an earlier run has used of these names, which are fixed: so one at a time."""
-    lock = Path(tempfile.gettempdir()) / f"headgate-test-{os.geteuid()}-{names[0]}.lock"
+    lock = Path(tempfile.gettempdir()) / f"sluicegate-test-{os.geteuid()}-{names[0]}.lock"
     with lock.open("w") as file:
 
         def is_ours() -> bool:
@@ -150,7 +150,7 @@ def test_with_quotas_workers_hold_a_user_to_his_and_book_all_of_it_before_they_e
                 # Ten a second until the central has answered, and then five.
                 assert statuses[200] <= 5 * lasted + 20
                 assert {client.get("/health").status_code for _ in range(20)} == {200}
-                assert f'headgate_node_users{{node="{node_id}"' in client.get("/metrics").text
+                assert f'sluicegate_node_users{{node="{node_id}"' in client.get("/metrics").text
             usage = httpx.get(
                 f"{central.url}/api/usage", params={"service": "front"}, timeout=PATIENCE
             ).json()

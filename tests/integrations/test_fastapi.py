@@ -9,10 +9,10 @@ from fastapi.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from headgate import Keyed, ManualClock
-from headgate.integrations import Rule, by_header
-from headgate.integrations.asgi import RateLimitMiddleware
-from headgate.integrations.fastapi import RESPONSES, Refused, answer_refused, limit
+from sluicegate import Keyed, ManualClock
+from sluicegate.integrations import Rule, by_header
+from sluicegate.integrations.asgi import RateLimitMiddleware
+from sluicegate.integrations.fastapi import RESPONSES, Refused, answer_refused, limit
 
 
 def test_routes_that_are_async_or_not_are_limited_each_by_itself(clock: ManualClock) -> None:

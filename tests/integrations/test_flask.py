@@ -6,9 +6,9 @@ import pytest
 from flask import Blueprint, Flask, request
 from flask.views import MethodView
 
-from headgate import Keyed, ManualClock
-from headgate.integrations import Rule, by_header
-from headgate.integrations.flask import RateLimit, Refused
+from sluicegate import Keyed, ManualClock
+from sluicegate.integrations import Rule, by_header
+from sluicegate.integrations.flask import RateLimit, Refused
 
 
 def make_app(rate_limit: RateLimit) -> Flask:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from headgate import Keyed, Limit, ManualClock
-from headgate.integrations import Outcome, Request, Rule, by_header
-from headgate.integrations.gate import Gate, Verdict
-from headgate.integrations.requests import ScopeRequest
+from sluicegate import Keyed, Limit, ManualClock
+from sluicegate.integrations import Outcome, Request, Rule, by_header
+from sluicegate.integrations.gate import Gate, Verdict
+from sluicegate.integrations.requests import ScopeRequest
 
 MakeRequest = Callable[..., ScopeRequest]
 

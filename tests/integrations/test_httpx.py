@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from headgate import Keyed, ManualClock, RateLimited
-from headgate.integrations.holds import Holds, asked_for
-from headgate.integrations.httpx import AsyncRateLimitTransport, RateLimitTransport
+from sluicegate import Keyed, ManualClock, RateLimited
+from sluicegate.integrations.holds import Holds, asked_for
+from sluicegate.integrations.httpx import AsyncRateLimitTransport, RateLimitTransport
 
 Answer = Callable[[httpx.Request], httpx.Response]
 NOON = 1_700_000_000.0

@@ -1,4 +1,4 @@
-"""Headgate needs none of the frameworks; each integration needs its own."""
+"""Sluicegate needs none of the frameworks; each integration needs its own."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_the_package_and_the_middlewares_import_no_framework() -> None:
     code = f"""
 import sys
-import headgate.integrations, headgate.integrations.asgi, headgate.integrations.wsgi
+import sluicegate.integrations, sluicegate.integrations.asgi, sluicegate.integrations.wsgi
 print([name for name in {FRAMEWORKS} if name in sys.modules])
 """
     run = python(code)
@@ -31,8 +31,8 @@ def test_a_missing_framework_is_named(module: str, name: str) -> None:
     code = f"""
 import sys
 sys.modules[{module!r}] = None
-import headgate.integrations.{module}
+import sluicegate.integrations.{module}
 """
     last = python(code).stderr.splitlines()[-1]
-    needs = f"headgate.integrations.{module} needs {name}: pip install {module}"
+    needs = f"sluicegate.integrations.{module} needs {name}: pip install {module}"
     assert last == f"ModuleNotFoundError: {needs}"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.integrations import by_address, by_header, by_user
-from headgate.integrations.keys import bounded
-from headgate.integrations.requests import EnvironRequest, ScopeRequest
+from sluicegate.integrations import by_address, by_header, by_user
+from sluicegate.integrations.keys import bounded
+from sluicegate.integrations.requests import EnvironRequest, ScopeRequest
 
 MakeRequest = Callable[..., ScopeRequest]
 PROXIES = ["10.0.0.0/8", "2001:db8:ffff::/48"]

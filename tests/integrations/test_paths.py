@@ -2,7 +2,7 @@
 
 import pytest
 
-from headgate.integrations.paths import matcher, plain
+from sluicegate.integrations.paths import matcher, plain
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`headgate node` in front of a real upstream: what it passes on, what it counts, how it ends."""
+"""`sluicegate node` in front of a real upstream: what it passes on, what it counts, how it ends."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-from headgate import cli
-from headgate.integrations.node_command import _Workers, listen
-from headgate.integrations.proxy import BoundedProtocol, Proxy
-from headgate.quota import Entry
+from sluicegate import cli
+from sluicegate.integrations.node_command import _Workers, listen
+from sluicegate.integrations.proxy import BoundedProtocol, Proxy
+from sluicegate.quota import Entry
 from tests.parts import reserve_port
 from tests.small_central import SmallCentral
 from tests.waits import PATIENCE, Output, wait_for
@@ -122,13 +122,13 @@ def central() -> Iterator[SmallCentral]:
 
 
 class Node:
-    """A `headgate node` process."""
+    """A `sluicegate node` process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         self.process = process
         line = Output(process.stdout).wait_for("listens on")
-        found = re.fullmatch(r"headgate node (\S+) listens on http://127\.0\.0\.1:(\d+)\n", line)
+        found = re.fullmatch(r"sluicegate node (\S+) listens on http://127\.0\.0\.1:(\d+)\n", line)
         assert found is not None, line
         self.node_id = found[1]
         self.port = int(found[2])
@@ -152,11 +152,11 @@ class Node:
 
 
 @contextlib.contextmanager
-def headgate_node(
+def sluicegate_node(
     upstream: str, central: str, shared: Path, *options: str, port: int = 0
 ) -> Iterator[Node]:
     command = [
-        *(sys.executable, "-m", "headgate", "node", "--listen", f"127.0.0.1:{port}"),
+        *(sys.executable, "-m", "sluicegate", "node", "--listen", f"127.0.0.1:{port}"),
         *("--upstream", upstream, "--central", central, "--service", "front"),
         *("--shared", str(shared), *(options or ("--user-header", "x-user"))),
     ]
@@ -180,7 +180,7 @@ def node(
 ) -> Iterator[Node]:
     """One for all tests that do not stop it."""
     shared = tmp_path_factory.mktemp("node") / "memory"
-    with headgate_node(upstream, central.url, shared) as made:
+    with sluicegate_node(upstream, central.url, shared) as made:
         yield made
 
 
@@ -336,7 +336,7 @@ def test_a_stop_lets_running_requests_end_and_says_good_bye(
     upstream: str, central: SmallCentral, tmp_path: Path
 ) -> None:
     options = ("--user-header", "x-user", "--node-id", "edge-2")
-    with headgate_node(upstream, central.url, tmp_path / "memory", *options) as node:
+    with sluicegate_node(upstream, central.url, tmp_path / "memory", *options) as node:
         answers: list[tuple[int, bytes]] = []
         client = threading.Thread(target=lambda: answers.append(node.ask("/slow?1", user="dora")))
         client.start()
@@ -357,7 +357,7 @@ def test_workers_share_a_socket_and_are_replaced_when_they_die(
     upstream: str, central: SmallCentral, tmp_path: Path
 ) -> None:
     options = ("--user-address", "--workers", "2", "--node-id", "edge-1")
-    with headgate_node(upstream, central.url, tmp_path / "memory", *options) as node:
+    with sluicegate_node(upstream, central.url, tmp_path / "memory", *options) as node:
         assert node.node_id == "edge-1"
         assert node.ask("/")[0] == 201
         children = Path(f"/proc/{node.process.pid}/task/{node.process.pid}/children")
@@ -385,7 +385,7 @@ def test_workers_end_and_say_good_bye_when_their_parent_is_killed(
     options = ("--user-address", "--workers", "2", "--node-id", "edge-3")
     with (
         reserve_port() as reserved,
-        headgate_node(
+        sluicegate_node(
             upstream,
             central.url,
             tmp_path / "memory",
@@ -578,5 +578,5 @@ def test_an_upstream_behind_tls_is_asked_if_its_certificate_is_trusted(
     url, cert = tls_upstream
     if is_trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(cert))
-    with headgate_node(url, central.url, tmp_path / "memory") as node:
+    with sluicegate_node(url, central.url, tmp_path / "memory") as node:
         assert node.ask()[0] == status

@@ -21,11 +21,11 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from headgate import ManualClock, Node, Throttled
-from headgate.integrations.quota import QuotaASGIMiddleware, QuotaWSGIMiddleware, add
-from headgate.integrations.requests import Request
-from headgate.integrations.troubles import Troubles
-from headgate.quota.reporter import Reporter
+from sluicegate import ManualClock, Node, Throttled
+from sluicegate.integrations.quota import QuotaASGIMiddleware, QuotaWSGIMiddleware, add
+from sluicegate.integrations.requests import Request
+from sluicegate.integrations.troubles import Troubles
+from sluicegate.quota.reporter import Reporter
 from tests.waits import PATIENCE
 
 Totals = dict[str, dict[str, float]]
@@ -70,7 +70,7 @@ async def hello(request: StarletteRequest) -> PlainTextResponse:
 
 async def upload(request: StarletteRequest) -> PlainTextResponse:
     body = await request.body()
-    request.scope["headgate.quota"].add("database_write", 2)
+    request.scope["sluicegate.quota"].add("database_write", 2)
     return PlainTextResponse(str(len(body)))
 
 
@@ -252,7 +252,7 @@ def test_what_is_added_after_the_end_is_booked_at_once(node: Node) -> None:
     meters: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        meters.append(scope["headgate.quota"])
+        meters.append(scope["sluicegate.quota"])
 
     middleware = QuotaASGIMiddleware(app, node, service="front", user=lambda request: "ann")
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": None}
@@ -346,7 +346,7 @@ def test_a_node_that_cannot_count_turns_nobody_away_and_says_so_once(
     node.close()
     assert [client.get("/deep").status_code for _ in range(3)] == [200] * 3
     assert [call_wsgi(app)[0] for _ in range(3)] == ["200 OK"] * 3
-    told = [one.getMessage() for one in caplog.records if one.name == "headgate.quota.node"]
+    told = [one.getMessage() for one in caplog.records if one.name == "sluicegate.quota.node"]
     once = [
         "a request passes without a decision (and 0 times since it was last told)",
         "a request cannot be booked (and 0 times since it was last told)",
@@ -473,7 +473,7 @@ def test_a_wsgi_application_is_metered_from_input_to_close(node: Node) -> None:
         assert list(stream) == [b"f\n", b"g"]
         assert stream.readinto(bytearray(4)) == 0
         assert not stream.closed
-        environ["headgate.quota"].add("database_write", 2)
+        environ["sluicegate.quota"].add("database_write", 2)
         return pieces
 
     assert call_wsgi(wsgi(node, answer), b"abc\nde\nf\ng")[2] == b"12345" * 3

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncRedisKeyed, RedisKeyed, SharedKeyed
-from headgate.integrations import Rule
-from headgate.integrations.gate import Gate
+from sluicegate import AsyncRedisKeyed, RedisKeyed, SharedKeyed
+from sluicegate.integrations import Rule
+from sluicegate.integrations.gate import Gate
 from tests.parts import RedisServer
 
 MakeRequest = Callable[..., Any]
@@ -59,7 +59,9 @@ def test_two_limiters_that_count_in_one_place_are_refused(redis_server: RedisSer
     same_place = RedisKeyed(redis_server.url, "5/minute")
     other = RedisKeyed(redis_server.url, "5/minute", prefix="login:")
     with one, same_place, other:
-        with pytest.raises(ValueError, match="count under .* prefix 'headgate:': give one another"):
+        with pytest.raises(
+            ValueError, match="count under .* prefix 'sluicegate:': give one another"
+        ):
             Gate([Rule(one), Rule(same_place, name="login")], in_event_loop=False)
         Gate([Rule(one), Rule(other, name="login")], in_event_loop=False)
         Gate([Rule(one), Rule(one, name="twice")], in_event_loop=False)

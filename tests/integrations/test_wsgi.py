@@ -10,9 +10,9 @@ from wsgiref.validate import validator
 
 import pytest
 
-from headgate import Keyed, ManualClock
-from headgate.integrations import Rule
-from headgate.integrations.wsgi import RateLimitMiddleware
+from sluicegate import Keyed, ManualClock
+from sluicegate.integrations import Rule
+from sluicegate.integrations.wsgi import RateLimitMiddleware
 from tests.waits import PATIENCE
 
 Answer = tuple[str, list[tuple[str, str]], bytes]

@@ -9,8 +9,8 @@ from statistics import mean
 
 import pytest
 
-from headgate import AdaptiveConcurrency, ManualClock, RateLimited
-from headgate.limits.adaptive import Gradient
+from sluicegate import AdaptiveConcurrency, ManualClock, RateLimited
+from sluicegate.limits.adaptive import Gradient
 
 
 class Server:

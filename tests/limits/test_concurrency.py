@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headgate import ConcurrencyLimit, RateLimited
+from sluicegate import ConcurrencyLimit, RateLimited
 from tests.limits.threads import run_in_threads
 from tests.waits import PATIENCE
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import (
+from sluicegate import (
     Decision,
     FixedWindow,
     Keyed,
@@ -114,7 +114,7 @@ def test_other_keys_are_refused(key: Any) -> None:
 
 
 def test_python_bb_does_not_mind_str_and_bytes() -> None:
-    code = "from headgate import Keyed; k = Keyed('1/s'); print(k.allow('a'), k.allow(b'a'))"
+    code = "from sluicegate import Keyed; k = Keyed('1/s'); print(k.allow('a'), k.allow(b'a'))"
     run = subprocess.run(
         [sys.executable, "-bb", "-c", code], capture_output=True, text=True, timeout=PATIENCE
     )
@@ -474,7 +474,7 @@ def test_a_clock_that_steps_back_behind_what_was_forgotten_mints_nothing(
 def test_a_million_keys_take_less_than_120_bytes_each() -> None:
     code = """
 import gc, resource
-from headgate import Keyed, ManualClock
+from sluicegate import Keyed, ManualClock
 clock = ManualClock()
 keyed = Keyed("10/second", clock=clock)
 keys = [f"user:{number}" for number in range(1_000_000)]
@@ -500,7 +500,7 @@ print(len(keyed))
 def test_a_table_that_grows_and_drops_its_keys_makes_no_long_pause() -> None:
     code = """
 import gc, time
-from headgate import Keyed, ManualClock
+from sluicegate import Keyed, ManualClock
 def times():
     clock = ManualClock()
     keyed = Keyed("10/second", clock=clock)

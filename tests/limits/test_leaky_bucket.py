@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headgate import LeakyBucket, ManualClock, RateLimited
+from sluicegate import LeakyBucket, ManualClock, RateLimited
 
 
 def test_the_kth_waiter_leaves_k_beats_later(clock: ManualClock) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
-from headgate import Limit, parse_limits
-from headgate.limits.limit import as_limits
+from sluicegate import Limit, parse_limits
+from sluicegate.limits.limit import as_limits
 
 
 @pytest.mark.parametrize(

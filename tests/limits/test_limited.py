@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headgate import Keyed, ManualClock, RateLimited, limited
+from sluicegate import Keyed, ManualClock, RateLimited, limited
 
 
 def test_a_function_is_limited(clock: ManualClock) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import (
+from sluicegate import (
     FixedWindow,
     Keyed,
     LeakyBucket,

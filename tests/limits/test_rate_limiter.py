@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ManualClock, RateLimiter
+from sluicegate import ManualClock, RateLimiter
 
 MICROSECOND = 1e-6
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from headgate import (
+from sluicegate import (
     FixedWindow,
-    HeadgateError,
     Keyed,
     LeakyBucket,
     ManualClock,
     RateLimiter,
     SlidingCounter,
     SlidingWindow,
+    SluicegateError,
     Snowflake,
     TokenBucket,
 )
@@ -42,7 +42,7 @@ def test_an_object_without_init_does_not_crash(kind: type) -> None:
             try:
                 answer = getattr(raw, name)
                 answer = answer(*arguments) if callable(answer) else answer
-            except (ValueError, TypeError, AttributeError, HeadgateError):
+            except (ValueError, TypeError, AttributeError, SluicegateError):
                 continue
             if hasattr(answer, "close"):
                 answer.close()

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from headgate import Decision, Limit, ManualClock, RateLimited, TokenBucket
+from sluicegate import Decision, Limit, ManualClock, RateLimited, TokenBucket
 from tests.limits.threads import run_in_threads, start_thread
 from tests.waits import PATIENCE, wait_for
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from headgate import (
+from sluicegate import (
     ConcurrencyLimit,
     FixedWindow,
     Keyed,
@@ -28,7 +28,7 @@ from headgate import (
     SlidingWindow,
     TokenBucket,
 )
-from headgate.limits.waiting import Nap, Schedule, ThreadSleeper
+from sluicegate.limits.waiting import Nap, Schedule, ThreadSleeper
 from tests.limits.threads import run_in_threads, start_thread
 from tests.waits import wait_for
 

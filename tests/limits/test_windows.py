@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headgate import (
+from sluicegate import (
     Decision,
     FixedWindow,
     Limit,
@@ -356,7 +356,7 @@ def test_a_clock_that_waits_in_line_refuses_to_spin(clock: ManualClock) -> None:
 def test_the_log_of_an_exact_window_is_bounded_by_its_limit() -> None:
     code = """
 import resource
-from headgate import ManualClock, SlidingWindow
+from sluicegate import ManualClock, SlidingWindow
 def memory():
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * resource.getpagesize()

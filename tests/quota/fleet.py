@@ -1,8 +1,8 @@
 """Nodes that spend all they are given, for tests of the ledger alone."""
 
-from headgate.quota.entries import Entry
-from headgate.quota.ledger import Ledger
-from headgate.quota.protocol import Ask, Line, Report
+from sluicegate.quota.entries import Entry
+from sluicegate.quota.ledger import Ledger
+from sluicegate.quota.protocol import Ask, Line, Report
 
 START = 1000
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from headgate.quota import Entry, Ledger
-from headgate.quota.central_state import CentralState
-from headgate.quota.protocol import Ask, Line, Quota, Report
+from sluicegate.quota import Entry, Ledger
+from sluicegate.quota.central_state import CentralState
+from sluicegate.quota.protocol import Ask, Line, Quota, Report
 from tests.quota.fleet import START
 
 USERS = [f"user-{number}" for number in range(20)]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from headgate.quota.central_state import CentralState
-from headgate.quota.ledger import Ledger
-from headgate.quota.protocol import Ack, Ask, Line, Quota, Report
+from sluicegate.quota.central_state import CentralState
+from sluicegate.quota.ledger import Ledger
+from sluicegate.quota.protocol import Ack, Ask, Line, Quota, Report
 from tests.quota.fleet import START, entry
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.errors import ConfigError
-from headgate.quota.entries import Entry, entry_of, read_entries, read_tables, table_of
+from sluicegate.errors import ConfigError
+from sluicegate.quota.entries import Entry, entry_of, read_entries, read_tables, table_of
 
 _GOOD = """
 [[limit]]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from headgate import ConfigError, ManualClock, Throttled
-from headgate.quota import Entry, Ledger
-from headgate.quota._host import Host
-from headgate.quota.protocol import Ack, Quota, Report, ServiceQuota, Share
-from headgate.quota.reporter import Reporter
+from sluicegate import ConfigError, ManualClock, Throttled
+from sluicegate.quota import Entry, Ledger
+from sluicegate.quota._host import Host
+from sluicegate.quota.protocol import Ack, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.reporter import Reporter
 from tests.children import Children
 from tests.waits import PATIENCE, Output, wait_for
 
@@ -64,7 +64,7 @@ def _ack(report: Report, time: float, sequence: int | None = None) -> Ack:
 # Three processes that begin at the same time, when a line is read.
 _TAKE_ALL = r"""
 import os, sys
-from headgate.quota._host import Host
+from sluicegate.quota._host import Host
 
 def work(number):
     shared, rate, slot_seconds = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
@@ -107,7 +107,7 @@ def test_processes_have_one_share_together(shared: str) -> None:
 # For each path that it reads it forks a worker, which counts and notes there how far it is.
 _COUNT = """
 import os, sys
-from headgate.quota._host import Host
+from sluicegate.quota._host import Host
 
 forker = os.getpid()
 
@@ -385,7 +385,7 @@ def test_the_memory_of_another_node_or_slot_is_not_taken_for_ours(shared: str) -
 def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "memory-head").write_bytes(b"my diary")
     (tmp_path / "memory-head").chmod(0o600)
-    with pytest.raises(ConfigError, match="no shared memory of headgate's"):
+    with pytest.raises(ConfigError, match="no shared memory of sluicegate's"):
         Host("n1", shared=str(tmp_path / "memory"))
     assert (tmp_path / "memory-head").read_bytes() == b"my diary"
 
@@ -403,7 +403,7 @@ def test_asks_of_all_processes_reach_the_reporter(host: Host, shared: str) -> No
     reporter.outgoing(1000.0)
     with Path(os.devnull).open() as nothing:
         code = (
-            "import sys\nfrom headgate import ManualClock\nfrom headgate.quota._host import Host\n"
+            "import sys\nfrom sluicegate import ManualClock\nfrom sluicegate.quota._host import Host\n"
             'host = Host("n1", shared=sys.argv[1], clock=ManualClock(1000.0))\n'
             'for number in range(3): host.allows("front", f"user-{number % 2}")\n'
         )

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.errors import ProtocolError
-from headgate.quota.ledger import Ledger
-from headgate.quota.protocol import Ask, Line, Report, Share
-from headgate.quota.service import BucketService
+from sluicegate.errors import ProtocolError
+from sluicegate.quota.ledger import Ledger
+from sluicegate.quota.protocol import Ask, Line, Report, Share
+from sluicegate.quota.service import BucketService
 from tests.quota.fleet import START, Fleet, entry
 
 

@@ -1,4 +1,4 @@
-"""`headgate limits` against a real server, and against none."""
+"""`sluicegate limits` against a real server, and against none."""
 
 import json
 import socket
@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from headgate.cli import main
-from headgate.quota import Entry
-from headgate.quota.central.api import refusal
+from sluicegate.cli import main
+from sluicegate.quota import Entry
+from sluicegate.quota.central.api import refusal
 from tests.quota.central.stand_in import StandIn
 from tests.waits import PATIENCE, wait_for
 
@@ -52,7 +52,7 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture(autouse=True)
 def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEADGATE_TOKEN", raising=False)
+    monkeypatch.delenv("SLUICEGATE_TOKEN", raising=False)
 
 
 @pytest.fixture
@@ -79,10 +79,10 @@ def test_a_source_that_fails_is_told_with_its_limits(
     told = capsys.readouterr()
     assert "ann" in told.out
     lines = told.err.splitlines()
-    older = "headgate limits: the source cannot be read, older limits hold: limits.toml"
+    older = "sluicegate limits: the source cannot be read, older limits hold: limits.toml"
     assert lines[0] == f"{older} cannot be read:?[2J gone"
-    assert lines[1] == "headgate limits: limit 0 is bad"
-    assert lines[11:] == ["headgate limits: and 2 more like these"]
+    assert lines[1] == "sluicegate limits: limit 0 is bad"
+    assert lines[11:] == ["sluicegate limits: and 2 more like these"]
 
 
 def test_limits_are_set_listed_and_removed(
@@ -171,7 +171,7 @@ def test_a_token_comes_from_the_environment(
     url = ["--url", serve(guarded(central))]
     assert main(["limits", "list", *url]) == 1
     assert "refuses: the admin token is needed" in capsys.readouterr().err
-    monkeypatch.setenv("HEADGATE_TOKEN", TOKEN)
+    monkeypatch.setenv("SLUICEGATE_TOKEN", TOKEN)
     assert main(["limits", "list", *url]) == 0
 
 
@@ -212,7 +212,7 @@ def test_a_central_that_is_not_there_is_told_in_one_line(
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         assert main(["limits", "list", "--url", url]) == 1
     told = capsys.readouterr().err
-    assert told.startswith(f"headgate limits: no answer from the central at {url}: ")
+    assert told.startswith(f"sluicegate limits: no answer from the central at {url}: ")
     assert told.count("\n") == 1
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.quota import Entry
-from headgate.quota.limits_table import LimitsTable
+from sluicegate.quota import Entry
+from sluicegate.quota.limits_table import LimitsTable
 
 SERVICES = ("front", "back")
 USERS = ("*", "ann", "bob", "carl")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from headgate.quota.fraction import fraction
-from headgate.quota.node_state import NodeState
-from headgate.quota.protocol import Ack, Ask, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.fraction import fraction
+from sluicegate.quota.node_state import NodeState
+from sluicegate.quota.protocol import Ack, Ask, Quota, Report, ServiceQuota, Share
 
 _CASES = json.loads(Path(__file__).with_name("node_cases.json").read_text())["cases"]
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.errors import ProtocolError
-from headgate.quota.node_state import NodeState
-from headgate.quota.protocol import Ack, Line, Quota, Report, ServiceQuota, Share
-from headgate.quota.throttled import Throttled
+from sluicegate.errors import ProtocolError
+from sluicegate.quota.node_state import NodeState
+from sluicegate.quota.protocol import Ack, Line, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.throttled import Throttled
 
 SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
 _CENTRALS = ("c1", "c2")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from headgate.errors import ConfigError
-from headgate.quota import Entry, Ledger, installed_services
-from headgate.quota.protocol import Report, Share
+from sluicegate.errors import ConfigError
+from sluicegate.quota import Entry, Ledger, installed_services
+from sluicegate.quota.protocol import Report, Share
 
 PLUGIN = """
-from headgate.quota.protocol import Share
+from sluicegate.quota.protocol import Share
 
 class Seven:
     def __init__(self, name, book):
@@ -33,7 +33,7 @@ def install(directory: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> No
     info = directory / "seven-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: seven\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[headgate.quota.services]\nfront = {target}\n")
+    (info / "entry_points.txt").write_text(f"[sluicegate.quota.services]\nfront = {target}\n")
     monkeypatch.syspath_prepend(str(directory))
     monkeypatch.delitem(sys.modules, "seven_plugin", raising=False)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headgate.quota.slot_clock import SlotClock
+from sluicegate.quota.slot_clock import SlotClock
 
 
 def _clock(wall: float = 1000.0, slot_seconds: float = 1.0) -> SlotClock:

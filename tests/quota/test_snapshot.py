@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.errors import ConfigError
-from headgate.quota import snapshot
-from headgate.quota.ledger import Ledger
-from headgate.quota.protocol import Ask
+from sluicegate.errors import ConfigError
+from sluicegate.quota import snapshot
+from sluicegate.quota.ledger import Ledger
+from sluicegate.quota.protocol import Ask
 from tests.quota.fleet import Fleet, entry
 
 

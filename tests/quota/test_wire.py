@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.errors import ProtocolError
-from headgate.quota import Ledger
-from headgate.quota.protocol import Ack, Ask, Line, Message, Quota, Report, ServiceQuota, Share
-from headgate.quota.wire import Bounds, CentralWire, NodeWire
+from sluicegate.errors import ProtocolError
+from sluicegate.quota import Ledger
+from sluicegate.quota.protocol import Ack, Ask, Line, Message, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.wire import Bounds, CentralWire, NodeWire
 from tests.quota import plain_frames
 
 GOLDEN = json.loads((Path(__file__).parent / "frames.json").read_text())

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.quota import Entry, Ledger
-from headgate.quota.protocol import Ask, Line, Quota, Report, ServiceQuota, Share
-from headgate.quota.wire import CentralWire, NodeWire
-from headgate.quota.wire.text import write_classic
+from sluicegate.quota import Entry, Ledger
+from sluicegate.quota.protocol import Ask, Line, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.wire import CentralWire, NodeWire
+from sluicegate.quota.wire.text import write_classic
 
 START = 1000
 RATES = {"requests": 40.0, "traffic_up": 1000.0}

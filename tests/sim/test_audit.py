@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from headgate.quota.central_state import CentralState
-from headgate.quota.ledger import Ledger
-from headgate.quota.node_state import NodeState
-from headgate.quota.protocol import Ack, Ask, Quota, Report
-from headgate.sim import systems
-from headgate.sim.audit import InvariantBroken
-from headgate.sim.runs import run
-from headgate.sim.scenario import read
+from sluicegate.quota.central_state import CentralState
+from sluicegate.quota.ledger import Ledger
+from sluicegate.quota.node_state import NodeState
+from sluicegate.quota.protocol import Ack, Ask, Quota, Report
+from sluicegate.sim import systems
+from sluicegate.sim.audit import InvariantBroken
+from sluicegate.sim.runs import run
+from sluicegate.sim.scenario import read
 
 STORY = """
 title = "A story"
@@ -191,7 +191,7 @@ def test_what_is_broken_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(systems, "NodeState", Forgetful)
     with pytest.raises(InvariantBroken) as caught:
         run(read(STORY, name="story", file="my stories/story.toml").lasting(30), seed=5)
-    command = "headgate simulate 'my stories/story.toml' --seconds 30 --seed 5)"
+    command = "sluicegate simulate 'my stories/story.toml' --seconds 30 --seed 5)"
     assert command in str(caught.value)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.scenario, again.seed, again.time) == ("story", 5, caught.value.time)

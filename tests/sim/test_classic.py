@@ -2,8 +2,8 @@
 
 import pytest
 
-from headgate.sim.runs import Result, run
-from headgate.sim.scenario import load
+from sluicegate.sim.runs import Result, run
+from sluicegate.sim.scenario import load
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`headgate simulate`, its tables and its page."""
+"""`sluicegate simulate`, its tables and its page."""
 
 import itertools
 import json
@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from headgate.cli import main
-from headgate.sim import systems
-from headgate.sim.accuracy import document
-from headgate.sim.command import simulate
-from headgate.sim.page import page
-from headgate.sim.scenario import read
-from headgate.sim.table import figure, goal, markdown, plain
+from sluicegate.cli import main
+from sluicegate.sim import systems
+from sluicegate.sim.accuracy import document
+from sluicegate.sim.command import simulate
+from sluicegate.sim.page import page
+from sluicegate.sim.scenario import read
+from sluicegate.sim.table import figure, goal, markdown, plain
 from tests.sim.test_audit import Forgetful
 from tests.sim.test_scenario import PLAIN
 
@@ -90,7 +90,7 @@ def test_a_broken_invariant_is_told_and_is_exit_code_1(
     assert main(["simulate", str(mine), "--seed", "3"]) == 1
     printed = capsys.readouterr().out
     assert "BROKEN: node-" in printed
-    assert f"see it again with: headgate simulate {mine} --seed 3)" in printed
+    assert f"see it again with: sluicegate simulate {mine} --seed 3)" in printed
 
 
 def test_the_list_has_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +124,7 @@ def test_what_is_asked_wrongly_is_exit_code_2(
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--help") == 0
-    assert "\n  headgate simulate overload-3x\n" in capsys.readouterr().out
+    assert "\n  sluicegate simulate overload-3x\n" in capsys.readouterr().out
 
 
 def test_a_log_can_be_replayed(
@@ -184,7 +184,7 @@ def test_who_stops_it_or_cannot_hear_it_gets_no_traceback(
     def stopped(*_: object, **__: object) -> None:
         raise trouble
 
-    monkeypatch.setattr("headgate.sim.command.run", stopped)
+    monkeypatch.setattr("sluicegate.sim.command.run", stopped)
     assert main(["simulate", str(mine)]) == code
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -193,7 +193,7 @@ def test_who_stops_it_or_cannot_hear_it_gets_no_traceback(
 
 
 def test_a_pipe_that_is_closed_and_a_full_disk_are_told_in_a_line_at_most(mine: Path) -> None:
-    command = [sys.executable, "-m", "headgate", "simulate", str(mine), "--seconds", "12"]
+    command = [sys.executable, "-m", "sluicegate", "simulate", str(mine), "--seconds", "12"]
     full = Path("/dev/full")
     if full.exists():
         with full.open("w") as nowhere:
@@ -290,7 +290,7 @@ def test_many_events_are_drawn_up_to_a_bound_and_names_do_not_overlap(
 def test_a_page_that_cannot_be_written_is_exit_code_1_before_the_run(
     mine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.sim.command.run", None)
+    monkeypatch.setattr("sluicegate.sim.command.run", None)
     assert main(["simulate", str(mine), "--html", "/nowhere/page.html"]) == 1
     assert "the page cannot be written" in capsys.readouterr().err
 
@@ -326,7 +326,7 @@ def test_the_table_for_the_docs_has_a_row_for_each_goal() -> None:
     assert lines[2].startswith("| `mine`: a | over 10 s | ")
     assert lines[2].endswith(" | ≤ 10 % | yes |")
     assert lines[3].startswith("|  | unrecorded | 0 | 0 | ≤ 0 | yes |")
-    assert "made by `python -m headgate.sim.accuracy`" in document(outcomes, 1)
+    assert "made by `python -m sluicegate.sim.accuracy`" in document(outcomes, 1)
     assert page(outcomes).startswith("<!doctype html>")
 
 

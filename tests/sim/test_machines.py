@@ -1,7 +1,7 @@
 from typing import Any
 
-from headgate.sim.machines import Machine
-from headgate.sim.world import World
+from sluicegate.sim.machines import Machine
+from sluicegate.sim.world import World
 
 
 class Parrot:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headgate.sim.measures import STEPS, Cell, Measures, jain, measure, missed
+from sluicegate.sim.measures import STEPS, Cell, Measures, jain, measure, missed
 
 
 def steps(slots: list[float]) -> list[float]:

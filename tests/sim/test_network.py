@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from headgate.sim.network import KINDS, Network, Quality
-from headgate.sim.world import World
+from sluicegate.sim.network import KINDS, Network, Quality
+from sluicegate.sim.world import World
 
 MANY = 20_000
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from headgate.errors import ConfigError
-from headgate.sim.replay import read_traffic
-from headgate.sim.runs import run
-from headgate.sim.scenario import Scenario, read
+from sluicegate.errors import ConfigError
+from sluicegate.sim.replay import read_traffic
+from sluicegate.sim.runs import run
+from sluicegate.sim.scenario import Scenario, read
 
 SCENARIO = """
 title = "t"

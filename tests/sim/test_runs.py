@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from headgate.sim.runs import Result, run
-from headgate.sim.scenario import Scenario, read
+from sluicegate.sim.runs import Result, run
+from sluicegate.sim.scenario import Scenario, read
 
 BUSY = """
 title = "A bit of everything"

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.errors import ConfigError
-from headgate.sim.scenario import Scenario, load, names, read
-from headgate.sim.traffic import Cost, Spread
+from sluicegate.errors import ConfigError
+from sluicegate.sim.scenario import Scenario, load, names, read
+from sluicegate.sim.traffic import Cost, Spread
 
 ROWS = [
     "overload-3x",

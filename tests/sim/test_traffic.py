@@ -5,7 +5,7 @@ from statistics import fmean, pvariance
 
 import pytest
 
-from headgate.sim.traffic import Cost, Poisson, Rate, Spread, Stream, Traffic
+from sluicegate.sim.traffic import Cost, Poisson, Rate, Spread, Stream, Traffic
 
 NODES = ["n1", "n2", "n3", "n4"]
 

@@ -1,4 +1,4 @@
-from headgate.sim.world import World
+from sluicegate.sim.world import World
 
 
 def test_acts_happen_in_the_order_of_their_times() -> None:

@@ -1,10 +1,10 @@
-"""Runs of the scenarios that come with Headgate, each made once for all tests of a process."""
+"""Runs of the scenarios that come with Sluicegate, each made once for all tests of a process."""
 
 from dataclasses import replace
 from functools import cache
 
-from headgate.sim.runs import Result, run
-from headgate.sim.scenario import load
+from sluicegate.sim.runs import Result, run
+from sluicegate.sim.scenario import load
 
 __all__ = ["run_shipped"]
 

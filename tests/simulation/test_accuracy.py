@@ -10,8 +10,8 @@ import os
 
 import pytest
 
-from headgate.sim.runs import run
-from headgate.sim.scenario import Scenario, load, read
+from sluicegate.sim.runs import run
+from sluicegate.sim.scenario import Scenario, load, read
 from tests.simulation.shipped import run_shipped
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.

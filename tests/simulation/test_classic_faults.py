@@ -2,12 +2,12 @@
 
 import pytest
 
-from headgate.quota.entries import read_entries
-from headgate.quota.ledger import Ledger
-from headgate.quota.protocol import Report
-from headgate.sim.measures import Measures
-from headgate.sim.runs import run
-from headgate.sim.scenario import Scenario, read
+from sluicegate.quota.entries import read_entries
+from sluicegate.quota.ledger import Ledger
+from sluicegate.quota.protocol import Report
+from sluicegate.sim.measures import Measures
+from sluicegate.sim.runs import run
+from sluicegate.sim.scenario import Scenario, read
 from tests.simulation.shipped import run_shipped
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.

@@ -2,13 +2,13 @@
 
 Invariants that hold and goals that are met prove something only if a fault would show. So each
 mutant is a copy of the package in which one line does what a tired person might have written, and
-`headgate simulate` of one scenario must fail on it and say why. The unchanged copy must pass the
+`sluicegate simulate` of one scenario must fail on it and say why. The unchanged copy must pass the
 very same runs.
 
 The text to be replaced must occur in its file exactly once: a test fails if that line is rewritten
 and its mutant is not. In compiled code it is either an expression or whole lines. All mutants of
 one compiled module share a copy, which has both versions of each place: the environment variable
-HEADGATE_FAULT says which fault the run has, and without it nothing is wrong. So each module is
+SLUICEGATE_FAULT says which fault the run has, and without it nothing is wrong. So each module is
 compiled once for all processes of a test run, without optimization, which takes a third of the
 time. Scenarios beside this file show a fault that those for people do not; the soak runs all of
 them with more random seeds.
@@ -30,9 +30,9 @@ from typing import NamedTuple
 
 import pytest
 
-import headgate
+import sluicegate
 
-PACKAGE = Path(headgate.__file__).parent
+PACKAGE = Path(sluicegate.__file__).parent
 SCENARIOS = Path(__file__).parent
 SEEDS = range(5 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1)
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
@@ -215,20 +215,20 @@ NUMBERS = {mutant.fault: number for number, mutant in enumerate(MUTANTS, 1)}
 FAULT = """
 cdef extern from *:
     \"\"\"
-    #ifndef HEADGATE_FAULT
-    #define HEADGATE_FAULT
+    #ifndef SLUICEGATE_FAULT
+    #define SLUICEGATE_FAULT
     #include <stdlib.h>
-    static int hg_fault(void) {
+    static int sg_fault(void) {
         static int fault = -1;
         if (fault < 0) {
-            const char *number = getenv("HEADGATE_FAULT");
+            const char *number = getenv("SLUICEGATE_FAULT");
             fault = number ? atoi(number) : 0;
         }
         return fault;
     }
     #endif
     \"\"\"
-    int FAULT "hg_fault"() noexcept nogil
+    int FAULT "sg_fault"() noexcept nogil
 """
 
 
@@ -326,8 +326,8 @@ def copy_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def simulate(copy: Path, scenario: str, seed: int, fault: int) -> subprocess.CompletedProcess[str]:
     named = str(SCENARIOS / scenario) if scenario.endswith(".toml") else scenario
     return subprocess.run(
-        [sys.executable, "-m", "headgate", "simulate", named, "--seed", str(seed)],
-        env={**os.environ, "PYTHONPATH": str(copy), "HEADGATE_FAULT": str(fault)},
+        [sys.executable, "-m", "sluicegate", "simulate", named, "--seed", str(seed)],
+        env={**os.environ, "PYTHONPATH": str(copy), "SLUICEGATE_FAULT": str(fault)},
         capture_output=True,
         text=True,
         timeout=100,

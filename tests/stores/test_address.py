@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headgate.stores.address import Endpoint, parse_address
-from headgate.stores.topology import Topology, slot_of
+from sluicegate.stores.address import Endpoint, parse_address
+from sluicegate.stores.topology import Topology, slot_of
 from tests.waits import PATIENCE
 
 RUN: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 90}
@@ -97,12 +97,12 @@ def test_a_literal_address_needs_no_lookup_and_a_name_does() -> None:
 
 def test_slots_are_those_of_redis() -> None:
     assert slot_of(b"123456789") == 12739
-    assert slot_of(b"headgate:{user}:b1") == slot_of(b"{user}:f60") == slot_of(b"user")
+    assert slot_of(b"sluicegate:{user}:b1") == slot_of(b"{user}:f60") == slot_of(b"user")
     assert slot_of(b"{}nodes") != slot_of(b"")
 
 
-def test_importing_headgate_imports_neither_redis_nor_hiredis() -> None:
-    code = "import sys, headgate; print([m for m in ('redis', 'hiredis') if m in sys.modules])"
+def test_importing_sluicegate_imports_neither_redis_nor_hiredis() -> None:
+    code = "import sys, sluicegate; print([m for m in ('redis', 'hiredis') if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], **RUN, check=True)
     assert run.stdout == "[]\n"
 
@@ -111,7 +111,7 @@ def test_importing_headgate_imports_neither_redis_nor_hiredis() -> None:
 def test_a_missing_package_is_named(missing: str) -> None:
     code = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        "from headgate import RedisKeyed\n"
+        "from sluicegate import RedisKeyed\n"
         "RedisKeyed('redis://127.0.0.1:1', '1/s', on_error='deny').allow('a')"
     )
     run = subprocess.run([sys.executable, "-c", code], **RUN)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headgate import AsyncRedisKeyed, ProtocolError, RedisKeyed, Unavailable
-from headgate.stores import ErrorReply, RedisPool, topology
-from headgate.stores.address import Endpoint, parse_address
-from headgate.stores.topology import Topology, slot_of
+from sluicegate import AsyncRedisKeyed, ProtocolError, RedisKeyed, Unavailable
+from sluicegate.stores import ErrorReply, RedisPool, topology
+from sluicegate.stores.address import Endpoint, parse_address
+from sluicegate.stores.topology import Topology, slot_of
 from tests.parts import RedisServer
 from tests.waits import wait_for
 

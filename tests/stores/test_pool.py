@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from headgate.errors import ProtocolError, Unavailable
-from headgate.stores import AsyncRedisPool, ErrorReply, RedisPool, pack, resp
+from sluicegate.errors import ProtocolError, Unavailable
+from sluicegate.stores import AsyncRedisPool, ErrorReply, RedisPool, pack, resp
 from tests.lateness import Lateness
 from tests.parts import RedisServer, reserve_port
 from tests.waits import PATIENCE
@@ -303,7 +303,7 @@ def test_threads_share_the_connections(redis_server: RedisServer) -> None:
 def test_a_forked_child_opens_connections_of_its_own(redis_server: RedisServer) -> None:
     code = f"""
 import os
-from headgate.stores import RedisPool
+from sluicegate.stores import RedisPool
 pool = RedisPool({redis_server.url!r}, 20)
 mine = pool.call("CLIENT", "ID")
 reader, writer = os.pipe()

@@ -8,8 +8,8 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from headgate import AsyncRedisKeyed, Keyed, RedisKeyed, SharedKeyed
-from headgate.integrations import Rule, asgi, wsgi
+from sluicegate import AsyncRedisKeyed, Keyed, RedisKeyed, SharedKeyed
+from sluicegate.integrations import Rule, asgi, wsgi
 
 LIMIT = os.environ["TEST_LIMIT"]
 MEMORY = os.environ["TEST_MEMORY"]

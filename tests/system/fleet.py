@@ -32,8 +32,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from headgate.demo import leash
-from headgate.demo.pauses import PauseMeter
+from sluicegate.demo import leash
+from sluicegate.demo.pauses import PauseMeter
 from tests.parts import freeze
 from tests.system.course import Course
 from tests.system.pauses import PauseLog, Span, read_pauses
@@ -87,7 +87,7 @@ def on_a_leash(module: str, *arguments: str) -> list[str]:
 
 
 class CentralProcess:
-    """`headgate central` with limits in a TOML file; started again, it has the same port."""
+    """`sluicegate central` with limits in a TOML file; started again, it has the same port."""
 
     def __init__(
         self, folder: Path, limits: str, *, has_state: bool = False, listen: str = "127.0.0.1:0"
@@ -381,7 +381,7 @@ class Fleet:
         has_next: bool = False,
     ) -> None:
         parent = MEMORY if MEMORY.is_dir() else None
-        self.folder = Path(tempfile.mkdtemp(prefix="headgate-fleet-", dir=parent))
+        self.folder = Path(tempfile.mkdtemp(prefix="sluicegate-fleet-", dir=parent))
         self.seconds = seconds
         self.central = CentralProcess(self.folder, limits, has_state=has_state)
         self.cable: Cable | None = None

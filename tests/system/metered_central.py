@@ -1,4 +1,4 @@
-"""`headgate central` that notes when the machine held it up.
+"""`sluicegate central` that notes when the machine held it up.
 
 python -m tests.system.metered_central PAUSES central --listen ...
 """
@@ -6,8 +6,8 @@ python -m tests.system.metered_central PAUSES central --listen ...
 import sys
 from pathlib import Path
 
-from headgate.cli import main
-from headgate.demo.pauses import PauseMeter
+from sluicegate.cli import main
+from sluicegate.demo.pauses import PauseMeter
 from tests.system.pauses import PauseLog
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ import sys
 import time
 from pathlib import Path
 
-from headgate.demo.pauses import PauseMeter
-from headgate.errors import Unavailable
-from headgate.quota import Node
+from sluicegate.demo.pauses import PauseMeter
+from sluicegate.errors import Unavailable
+from sluicegate.quota import Node
 from tests.system.pauses import PauseLog
 
 BIN_SECONDS = 0.05

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from headgate import SharedKeyed
+from sluicegate import SharedKeyed
 from tests.parts import RedisServer, serving
 
 WORKERS = 4

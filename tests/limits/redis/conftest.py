@@ -2,7 +2,7 @@
 
 import pytest
 
-from headgate.limits.redis import async_keyed, keyed
+from sluicegate.limits.redis import async_keyed, keyed
 
 
 @pytest.fixture(autouse=True)

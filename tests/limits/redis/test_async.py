@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncRedisKeyed, Limit, ManualClock, ProtocolError, RateLimited, Unavailable
-from headgate.stores import AsyncRedisPool, ErrorReply, pack
+from sluicegate import AsyncRedisKeyed, Limit, ManualClock, ProtocolError, RateLimited, Unavailable
+from sluicegate.stores import AsyncRedisPool, ErrorReply, pack
 from tests.lateness import Lateness
 from tests.parts import RedisServer, reserve_port
 from tests.waits import PATIENCE
@@ -394,7 +394,7 @@ def test_a_forked_child_leaves_the_connection_of_its_parent_alone(
 ) -> None:
     code = f"""
 import asyncio, os
-from headgate import AsyncRedisKeyed
+from sluicegate import AsyncRedisKeyed
 keyed = AsyncRedisKeyed({redis_server.url!r}, "10/day", timeout=20)
 async def child():
     async with keyed:

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import pytest
 
-from headgate import ManualClock, RedisKeyed, Unavailable
+from sluicegate import ManualClock, RedisKeyed, Unavailable
 from tests.lateness import Lateness
 from tests.parts import RedisServer
 from tests.waits import PATIENCE, wait_for

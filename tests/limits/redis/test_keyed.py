@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import redis
 
-from headgate import Limit, ManualClock, RateLimited, RedisKeyed, SystemClock
-from headgate.limits.redis.keys import LONGEST, encode
-from headgate.limits.redis.script import Script
-from headgate.stores.topology import slot_of
+from sluicegate import Limit, ManualClock, RateLimited, RedisKeyed, SystemClock
+from sluicegate.limits.redis.keys import LONGEST, encode
+from sluicegate.limits.redis.script import Script
+from sluicegate.stores.topology import slot_of
 from tests.lateness import Lateness
 from tests.limits.threads import run_in_threads
 from tests.parts import RedisServer
@@ -422,7 +422,7 @@ def test_the_number_of_nodes_is_learned_and_a_closed_one_leaves(make: Make) -> N
 def test_a_forked_child_is_a_node_of_its_own_and_has_no_leases(redis_server: RedisServer) -> None:
     code = f"""
 import os
-from headgate import ManualClock, RedisKeyed
+from sluicegate import ManualClock, RedisKeyed
 # On this clock no lease lapses.
 options = dict(mode="leased", lot=100, timeout=20, clock=ManualClock())
 keyed = RedisKeyed({redis_server.url!r}, "1000/week", **options)

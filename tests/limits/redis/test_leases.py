@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Keyed, Limit, ManualClock, RedisKeyed
-from headgate.limits.redis._leases import LAPSE, Leases
-from headgate.limits.redis._tally import Tally
+from sluicegate import Keyed, Limit, ManualClock, RedisKeyed
+from sluicegate.limits.redis._leases import LAPSE, Leases
+from sluicegate.limits.redis._tally import Tally
 from tests.lateness import Lateness
 from tests.parts import RedisServer
 from tests.waits import PATIENCE
@@ -216,7 +216,7 @@ def test_leased_calls_seldom_ask_and_what_is_left_is_given_back_at_close(
 def test_a_close_waits_no_longer_than_it_may_for_a_redis_that_hangs(
     redis_server: RedisServer, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.limits.redis.keyed.CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("sluicegate.limits.redis.keyed.CLOSE_SECONDS", 0.2)
     leased = RedisKeyed(
         redis_server.url, "1000/week", mode="leased", lot=100, timeout=PATIENT, clock=clock
     )

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Limit, ManualClock
-from headgate.limits.redis.census import ANNOUNCE_EVERY, Census
-from headgate.limits.redis.outage import (
+from sluicegate import Limit, ManualClock
+from sluicegate.limits.redis.census import ANNOUNCE_EVERY, Census
+from sluicegate.limits.redis.outage import (
     LONGEST_BACKOFF,
     PROBE_SECONDS,
     SHORTEST_BACKOFF,
     Outage,
 )
-from headgate.limits.redis.share import LocalShare
+from sluicegate.limits.redis.share import LocalShare
 
 DOWN = RuntimeError("down")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import (
+from sluicegate import (
     Decision,
     Keyed,
     ManualClock,
@@ -17,8 +17,8 @@ from headgate import (
     RedisKeyed,
     parse_limits,
 )
-from headgate.limits.redis.script import Script
-from headgate.stores import RedisPool, pack
+from sluicegate.limits.redis.script import Script
+from sluicegate.stores import RedisPool, pack
 from tests.parts import RedisServer
 from tests.waits import PATIENCE
 
@@ -146,7 +146,7 @@ NOW = 1_790_000_000.0
 
 def test_the_usual_command_is_the_command() -> None:
     for limits in ("5/second", "5/second; 9/minute; 20/minute"):
-        for prefix in ("headgate:", "50%:%d", ""):
+        for prefix in ("sluicegate:", "50%:%d", ""):
             script = Script(parse_limits(limits), "token_bucket", prefix)
             for name in (b"", b"a", b"%s%d", b"x" * 512):
                 assert script.usual(name) == script.command("allow", name, 1.0)

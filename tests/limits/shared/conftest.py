@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from headgate import SharedKeyed
+from sluicegate import SharedKeyed
 
 
 @pytest.fixture
@@ -21,5 +21,5 @@ def name() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
     """In memory, for properties: they make a file for each example, which a disk may be slow at."""
-    with TemporaryDirectory(prefix="headgate-test-", dir="/dev/shm") as folder:
+    with TemporaryDirectory(prefix="sluicegate-test-", dir="/dev/shm") as folder:
         yield Path(folder)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Limit, SharedKeyed, SharedTable
+from sluicegate import Limit, SharedKeyed, SharedTable
 from tests.waits import wait_for
 
 KILLS = 5_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 100

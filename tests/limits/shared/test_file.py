@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headgate import ConfigError, SharedKeyed, SharedTable
+from sluicegate import ConfigError, SharedKeyed, SharedTable
 from tests.waits import PATIENCE
 
 BOOT = 2160  # where the header has the boot's name, 40 bytes, before the start and the wall time
@@ -151,7 +151,7 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     path.write_text("Dear Ann,")
     path.chmod(0o600)
     for rebuild in (False, True):
-        with pytest.raises(ConfigError, match="is no shared memory of headgate's"):
+        with pytest.raises(ConfigError, match="is no shared memory of sluicegate's"):
             SharedKeyed(path, "1/second", rebuild=rebuild)
     with pytest.raises(ConfigError, match="and was left alone"):
         SharedKeyed.unlink(path)
@@ -198,7 +198,7 @@ def test_after_a_restart_of_the_machine_its_time_goes_on_by_the_wall_clock(tmp_p
 
 FILL = """
 import sys
-from headgate import ConfigError, SharedKeyed, SharedTable, TableFull
+from sluicegate import ConfigError, SharedKeyed, SharedTable, TableFull
 
 folder = sys.argv[1]
 keyed = SharedKeyed(f"{folder}/keyed", "1/hour", max_keys=10_000)

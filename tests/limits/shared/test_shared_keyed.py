@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import (
+from sluicegate import (
     Decision,
     Keyed,
     Limit,
@@ -126,7 +126,7 @@ def test_a_process_that_was_not_forked_opens_it_by_name(name: str) -> None:
     keyed = SharedKeyed(name, "3/hour")
     assert keyed.allow("a", 2)
     code = (
-        "from headgate import SharedKeyed\n"
+        "from sluicegate import SharedKeyed\n"
         f"keyed = SharedKeyed({name!r}, '3/hour')\n"
         "print(keyed.allow('a'), keyed.allow('a'))"
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import SharedTable, TableFull
+from sluicegate import SharedTable, TableFull
 
 
 def test_counters_are_added_to_and_read(name: str) -> None:

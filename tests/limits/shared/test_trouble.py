@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headgate import ConfigError, Keyed, Limit, ManualClock, SharedKeyed, SharedTable, TableFull
+from sluicegate import ConfigError, Keyed, Limit, ManualClock, SharedKeyed, SharedTable, TableFull
 from tests.waits import wait_for
 
 # Two words of a file: of a desk, what its process was doing; of a bucket, its chain.
@@ -98,8 +98,8 @@ def test_a_walk_takes_each_key_once_however_often_it_comes_back(name: str, child
 
 SLOW_DISK = """
 import sys, threading, time
-from headgate import SharedKeyed
-from headgate.limits.shared.file import SharedFile
+from sluicegate import SharedKeyed
+from sluicegate.limits.shared.file import SharedFile
 
 commit = SharedFile.commit
 def slowly(*args):
@@ -128,8 +128,8 @@ def test_many_threads_that_wait_for_memory_do_not_overfill_the_desk(name: str) -
 
 CLOSE_UNDER_CALLS = """
 import sys, threading, time
-from headgate import SharedKeyed
-from headgate.limits.shared.file import SharedFile
+from sluicegate import SharedKeyed
+from sluicegate.limits.shared.file import SharedFile
 
 commit = SharedFile.commit
 def slowly(*args):
@@ -209,7 +209,7 @@ def test_who_opens_it_does_not_wait_for_ever_for_one_who_was_stopped(
     alone = children.start(lambda: _hold_alone(file))
     wait_for((file.parent / f"{file.name}.held").exists)
     (file.parent / f"{file.name}.held").unlink()
-    monkeypatch.setattr("headgate.limits.shared.file._PATIENCE", 0.05)
+    monkeypatch.setattr("sluicegate.limits.shared.file._PATIENCE", 0.05)
     with pytest.raises(ConfigError, match="waited 0.05 s for another to look through"):
         SharedKeyed(name, "1/second", max_keys=10)
     children.kill(alone)
@@ -218,7 +218,7 @@ def test_who_opens_it_does_not_wait_for_ever_for_one_who_was_stopped(
 
 
 def _hold_alone(path: Path) -> None:
-    from headgate.limits.shared.file import SharedFile
+    from sluicegate.limits.shared.file import SharedFile
 
     file = SharedFile.open(path, 0, 0, lambda descriptor: None)
     assert file.be_alone()
@@ -277,7 +277,7 @@ def test_workers_that_outlive_their_launcher_leave_it_its_desk(name: str, childr
             keyed.close()
         # All have made their call, on desks of their own.
         wait_for(lambda: calls.get("calls") == 20, seen=lambda: calls.get("calls"))
-        held = locks_on(f"/dev/shm/headgate-{os.geteuid()}-{name}")
+        held = locks_on(f"/dev/shm/sluicegate-{os.geteuid()}-{name}")
         assert 0 < len([lock for lock in held if "WRITE" in lock]) <= 20
     finally:
         SharedTable.unlink(f"{name}-calls")
@@ -377,7 +377,7 @@ def test_nothing_is_left_open_by_those_that_were_not_closed(name: str) -> None:
     for _ in range(30):
         SharedKeyed(name, "1/second", max_keys=10).allow("a")
     gc.collect()
-    assert locks_on(f"/dev/shm/headgate-{os.geteuid()}-{name}") == set()
+    assert locks_on(f"/dev/shm/sluicegate-{os.geteuid()}-{name}") == set()
 
 
 def locks_on(path: str) -> set[str]:

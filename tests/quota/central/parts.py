@@ -13,9 +13,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from headgate.quota import Central, Entry
-from headgate.quota.protocol import Ack, Ask, Line, Quota, Report
-from headgate.quota.wire import NodeWire
+from sluicegate.quota import Central, Entry
+from sluicegate.quota.protocol import Ack, Ask, Line, Quota, Report
+from sluicegate.quota.wire import NodeWire
 from tests.waits import PATIENCE
 
 __all__ = [
@@ -100,7 +100,7 @@ class V1Node:
     ) -> None:
         self.node = node
         self.wire = NodeWire(binary=binary)
-        asked = {"subprotocols": ["headgate.v1"], **options}
+        asked = {"subprotocols": ["sluicegate.v1"], **options}
         self.socket: ClientConnection = connect(central.ws_url, **asked).__enter__()
         self.sequence = 0
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 
-from headgate.quota import CentralState, Ledger
-from headgate.quota.central.api import exception_handlers, routes
-from headgate.quota.central.keeper import LimitsKeeper
-from headgate.quota.central.metrics import CentralMetrics
-from headgate.quota.protocol import Line, Report
-from headgate.quota.sources import open_source
+from sluicegate.quota import CentralState, Ledger
+from sluicegate.quota.central.api import exception_handlers, routes
+from sluicegate.quota.central.keeper import LimitsKeeper
+from sluicegate.quota.central.metrics import CentralMetrics
+from sluicegate.quota.protocol import Line, Report
+from sluicegate.quota.sources import open_source
 
 __all__ = ["Connected", "StandIn"]
 
@@ -19,7 +19,7 @@ START = 1_000.0  # of the monotonic clock, when slot 100 is a little more than h
 @dataclass
 class Connected:
     node: str | None
-    kind: str = "headgate.v1"
+    kind: str = "sluicegate.v1"
     address: str = "127.0.0.1:50000"
     since: float = 1_800_000_000.0
     frames: int = 3

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-import headgate.quota.central.apart as apart_module
-from headgate.quota.central.apart import apart
+import sluicegate.quota.central.apart as apart_module
+from sluicegate.quota.central.apart import apart
 from tests.waits import PATIENCE
 
 STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")

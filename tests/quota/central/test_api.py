@@ -7,7 +7,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from headgate.quota import Entry
+from sluicegate.quota import Entry
 from tests.quota.central.stand_in import Connected, StandIn
 
 ANN = Entry("front", "ann", 10.0, {"requests": 5.0, "traffic_up": 1e6})
@@ -194,7 +194,7 @@ def test_a_source_that_fails_is_told_everywhere(tmp_path: Path) -> None:
         central.keeper.refresh()
         assert "is gone" in client.get("/api/limits").json()["error"]
         assert "is gone" in client.get("/api/status").json()["limits"]["error"]
-        assert "headgate_central_limits_failing 1.0" in client.get("/metrics").text
+        assert "sluicegate_central_limits_failing 1.0" in client.get("/metrics").text
     central.keeper.source.close()
 
 
@@ -270,7 +270,7 @@ def test_nodes_are_told_with_their_connections(central: StandIn, client: TestCli
     assert body["total"] == 3
     assert nodes["node-1"] == {
         "live": True,
-        "kind": "headgate.v1",
+        "kind": "sluicegate.v1",
         "address": "127.0.0.1:50000",
         "connected_since": 1_800_000_000.0,
         "frames": 3,

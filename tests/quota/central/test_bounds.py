@@ -10,13 +10,13 @@ from contextlib import ExitStack, suppress
 import pytest
 from websockets.sync.client import connect
 
-from headgate.quota import Central, Entry
-from headgate.quota.central.front_door import FrontDoor, Hall
-from headgate.quota.central.node_socket import NodeSocket
-from headgate.quota.central.session import NodeSession
-from headgate.quota.protocol import Quota
-from headgate.quota.sources.memory import MemoryLimits
-from headgate.quota.wire import Bounds
+from sluicegate.quota import Central, Entry
+from sluicegate.quota.central.front_door import FrontDoor, Hall
+from sluicegate.quota.central.node_socket import NodeSocket
+from sluicegate.quota.central.session import NodeSession
+from sluicegate.quota.protocol import Quota
+from sluicegate.quota.sources.memory import MemoryLimits
+from sluicegate.quota.wire import Bounds
 from tests.quota.central.parts import (
     LIMITS,
     PlainNode,
@@ -92,7 +92,7 @@ def test_there_is_room_for_so_many_connections_and_no_more() -> None:
 
 def test_denied_and_overloaded_are_counted_apart() -> None:
     with running(max_connections=1) as central, PlainNode(central) as node:
-        with connect(central.ws_url, subprotocols=["headgate.v1"]) as refused:
+        with connect(central.ws_url, subprotocols=["sluicegate.v1"]) as refused:
             closed_with(refused)
         with connect(central.ws_url + "/nowhere") as refused:
             closed_with(refused)
@@ -105,7 +105,7 @@ def test_denied_and_overloaded_are_counted_apart() -> None:
 
 def test_one_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel takes on its way is some megabytes; only then does it show."""
-    monkeypatch.setattr("headgate.quota.central.switchboard._PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("sluicegate.quota.central.switchboard._PATIENCE_SECONDS", 0.5)
     with (
         running(slot_seconds=0.1) as central,
         raw_websocket(central) as deaf,
@@ -259,8 +259,8 @@ def test_who_takes_long_over_his_request_is_let_go(
         callers = [stack.enter_context(http(central)) for _ in BEGUN]
         for caller, begun in zip(callers, BEGUN, strict=True):
             caller.sendall(begun)
-        monkeypatch.setattr("headgate.quota.central.front_door._ANSWER_SECONDS", 10 * PATIENCE)
-        monkeypatch.setattr("headgate.quota.central.front_door._REQUEST_SECONDS", 0.3)
+        monkeypatch.setattr("sluicegate.quota.central.front_door._ANSWER_SECONDS", 10 * PATIENCE)
+        monkeypatch.setattr("sluicegate.quota.central.front_door._REQUEST_SECONDS", 0.3)
         for caller in callers:
             with suppress(ConnectionResetError):  # an orderly end will do too
                 assert caller.recv(1000) == b""

@@ -10,8 +10,8 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from headgate.quota import Central, Entry
-from headgate.quota.central.node_socket import NodeSocket
+from sluicegate.quota import Central, Entry
+from sluicegate.quota.central.node_socket import NodeSocket
 from tests.quota.central.parts import (
     PlainNode,
     closed_with,
@@ -86,7 +86,7 @@ def test_the_answer_is_the_text_it_always_was() -> None:
 
 
 def test_an_answer_of_the_monitor_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.quota.central.monitor._MOST_BYTES", 1000)
+    monkeypatch.setattr("sluicegate.quota.central.monitor._MOST_BYTES", 1000)
     with running() as central, PlainNode(central) as node:
         node.report(node.slot(), {"front": {f"user-{n}": {"requests": 1} for n in range(50)}})
         for subject in ("distribution", "consumption_sum"):
@@ -391,9 +391,9 @@ def test_who_reads_again_after_a_long_time_is_not_taken_for_lost() -> None:
 def test_a_stop_does_not_wait_long_for_one_who_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headgate.quota.central.server._ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr("headgate.quota.central.server._STOP_SECONDS", 10 * PATIENCE)
-    monkeypatch.setattr("headgate.quota.central.node_socket._LINGER_SECONDS", 0.2)
+    monkeypatch.setattr("sluicegate.quota.central.server._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("sluicegate.quota.central.server._STOP_SECONDS", 10 * PATIENCE)
+    monkeypatch.setattr("sluicegate.quota.central.node_socket._LINGER_SECONDS", 0.2)
     with ExitStack() as deaf:
         with running() as central:
             raw, here = deaf.enter_context(narrow_pipe(central))

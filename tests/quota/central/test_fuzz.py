@@ -26,8 +26,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from websockets.sync.client import connect
 
-from headgate.quota.protocol import Ack, Ask, Line, Report
-from headgate.quota.wire import NodeWire
+from sluicegate.quota.protocol import Ack, Ask, Line, Report
+from sluicegate.quota.wire import NodeWire
 from tests.quota.central import turns
 from tests.quota.central.parts import frame
 from tests.quota.central.turns import LongestTurn
@@ -63,7 +63,7 @@ class Witness:
     def _run(self) -> None:
         wire = NodeWire()
         url = f"ws://{self._target.address}"
-        with connect(url, subprotocols=["headgate.v1"]) as websocket:
+        with connect(url, subprotocols=["sluicegate.v1"]) as websocket:
             while not self._stop.wait(0.005):
                 sequence = self.answered + 1
                 slot = int(time.time()) - 1
@@ -200,7 +200,7 @@ messages = st.one_of(
 
 
 @quick
-@given(data=st.binary(max_size=300), subprotocol=st.sampled_from(["", "headgate.v1"]))
+@given(data=st.binary(max_size=300), subprotocol=st.sampled_from(["", "sluicegate.v1"]))
 def test_random_bytes_instead_of_frames(target: Target, data: bytes, subprotocol: str) -> None:
     target.throw(data, subprotocol)
     assert is_well(target)
@@ -209,7 +209,7 @@ def test_random_bytes_instead_of_frames(target: Target, data: bytes, subprotocol
 @quick
 @given(payload=st.binary(max_size=300), opcode=st.sampled_from([1, 2]))
 def test_random_bytes_in_frames(target: Target, payload: bytes, opcode: int) -> None:
-    target.throw(frame(payload, opcode) * 2, "headgate.v1")
+    target.throw(frame(payload, opcode) * 2, "sluicegate.v1")
     target.throw(frame(payload, opcode) * 2)
     assert is_well(target)
 
@@ -218,7 +218,7 @@ def test_random_bytes_in_frames(target: Target, payload: bytes, opcode: int) -> 
 @given(message=messages)
 def test_json_of_all_sorts(target: Target, message: Any) -> None:
     text = json.dumps(message).encode()  # NaN and Infinity too
-    for subprotocol in ("", "headgate.v1"):
+    for subprotocol in ("", "sluicegate.v1"):
         target.throw(frame(text, 1) * 2, subprotocol)
     assert is_well(target)
 
@@ -238,7 +238,7 @@ def test_frames_with_a_byte_changed_or_cut(
     assert isinstance(good, bytes)
     bad = bytearray(good)
     bad[place % len(bad)] ^= change
-    target.throw(frame(bytes(bad), 2) + frame(good[: cut % len(good)], 2), "headgate.v1")
+    target.throw(frame(bytes(bad), 2) + frame(good[: cut % len(good)], 2), "sluicegate.v1")
     assert is_well(target)
 
 
@@ -313,22 +313,27 @@ def looked(subject: str) -> bytes:
 # What is thrown, and how many megabytes it may leave: those who are booked are remembered.
 HUGE: list[tuple[str, Callable[[], bytes], str, int]] = [
     ("a million users", lambda: frame(million_users(True), 1), "", 60),
-    ("a million users in our own JSON", lambda: frame(million_users(False), 1), "headgate.v1", 60),
+    (
+        "a million users in our own JSON",
+        lambda: frame(million_users(False), 1),
+        "sluicegate.v1",
+        60,
+    ),
     (
         "a million users in a binary frame",
         lambda: frame(million_entries(of_users=True), 2),
-        "headgate.v1",
+        "sluicegate.v1",
         60,
     ),
     (
         "a million resources in a binary frame",
         lambda: frame(million_entries(of_users=False), 2),
-        "headgate.v1",
+        "sluicegate.v1",
         60,
     ),
-    ("100,000 users, booked", lambda: introduced(50_000, 2), "headgate.v1", 250),
-    ("as many as text may have, booked", lambda: in_our_json(14_000), "headgate.v1", 100),
-    ("an ask for 20,000 users", lambda: asked(20_000), "headgate.v1", 100),
+    ("100,000 users, booked", lambda: introduced(50_000, 2), "sluicegate.v1", 250),
+    ("as many as text may have, booked", lambda: in_our_json(14_000), "sluicegate.v1", 100),
+    ("an ask for 20,000 users", lambda: asked(20_000), "sluicegate.v1", 100),
     ("classic: 100,000 users", lambda: classic(100_000), "", 60),
     ("classic: 29,000 users", lambda: classic(29_000), "", 60),
     ("classic: 20,000 users, booked", lambda: classic(20_000, 3), "", 100),
@@ -336,10 +341,10 @@ HUGE: list[tuple[str, Callable[[], bytes], str, int]] = [
     ("monitor: consumption_sum", lambda: classic(20_000) + looked("consumption_sum"), "", 100),
     ("monitor: quota", lambda: classic(20_000) + looked("quota"), "", 100),
     ("deep nesting", lambda: frame(b"[" * 1_000_000, 1), "", 60),
-    ("deep nesting of objects", lambda: frame(b'{"a":' * 700_000, 1), "headgate.v1", 60),
+    ("deep nesting of objects", lambda: frame(b'{"a":' * 700_000, 1), "sluicegate.v1", 60),
     ("a number of a million digits", lambda: frame(b"[" + b"9" * 1_000_000 + b"]", 1), "", 60),
-    ("16 MB of zeros", lambda: frame(bytes(16 << 20), 2), "headgate.v1", 60),
-    ("16 MB of noise", lambda: frame(random.Random(1).randbytes(16 << 20), 2), "headgate.v1", 60),
+    ("16 MB of zeros", lambda: frame(bytes(16 << 20), 2), "sluicegate.v1", 60),
+    ("16 MB of noise", lambda: frame(random.Random(1).randbytes(16 << 20), 2), "sluicegate.v1", 60),
     ("16 MB of text", lambda: frame(b'"' + "é".encode() * (8 << 20) + b'"', 1), "", 60),
     ("4 MB of empty lists", lambda: frame(b"[" + b"[]," * 1_300_000 + b"[]]", 1), "", 60),
     ("a length of 2**62", lambda: struct.pack("!BBQ", 0x82, 0xFF, 1 << 62) + bytes(4), "", 60),

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from headgate.errors import ConfigError
-from headgate.quota import Entry, Ledger
-from headgate.quota.central.change import Put, Remove, Replace
-from headgate.quota.central.keeper import LimitsKeeper, NoValidLimits
-from headgate.quota.sources import LimitsSource, NotEditable, open_source
-from headgate.quota.sources.sqlite_file import SqliteFile
+from sluicegate.errors import ConfigError
+from sluicegate.quota import Entry, Ledger
+from sluicegate.quota.central.change import Put, Remove, Replace
+from sluicegate.quota.central.keeper import LimitsKeeper, NoValidLimits
+from sluicegate.quota.sources import LimitsSource, NotEditable, open_source
+from sluicegate.quota.sources.sqlite_file import SqliteFile
 from tests.waits import PATIENCE, wait_for
 
 ANN = Entry("front", "ann", rates={"requests": 5.0})
@@ -312,7 +312,7 @@ def test_a_change_whose_reading_was_lost_is_in_the_next_one() -> None:
 
 
 def test_a_source_that_hangs_is_told_and_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.quota.central.keeper._SILENCE", 0.05)
+    monkeypatch.setattr("sluicegate.quota.central.keeper._SILENCE", 0.05)
     hold = threading.Event()
     keeper = LimitsKeeper(AnyStamp(open_source([ANN]), lambda: until(hold)), Ledger())
 

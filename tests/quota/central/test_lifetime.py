@@ -9,10 +9,10 @@ import pytest
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 
-from headgate import Central as Exported
-from headgate.errors import ConfigError, Unavailable
-from headgate.quota import Central
-from headgate.quota.central.switchboard import Switchboard
+from sluicegate import Central as Exported
+from sluicegate.errors import ConfigError, Unavailable
+from sluicegate.quota import Central
+from sluicegate.quota.central.switchboard import Switchboard
 from tests.quota.central.parts import LIMITS, PlainNode, V1Node, closed_with, running, slot_of
 from tests.waits import PATIENCE
 
@@ -104,7 +104,7 @@ def test_a_port_that_is_taken() -> None:
 def test_a_stop_answers_what_has_come_in_and_tells_everyone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headgate.quota.central.server._ANSWER_SECONDS", PATIENCE)
+    monkeypatch.setattr("sluicegate.quota.central.server._ANSWER_SECONDS", PATIENCE)
     with running() as central:
         slot = slot_of(central) - 1
         with V1Node(central, max_queue=None) as node, connect(central.ws_url) as plain:

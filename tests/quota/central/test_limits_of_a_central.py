@@ -12,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate.cli import main
-from headgate.errors import ConfigError
-from headgate.quota import Central, Entry
-from headgate.quota.protocol import Ack, Ask, Quota
-from headgate.quota.sources import open_source
-from headgate.quota.sources.memory import MemoryLimits
+from sluicegate.cli import main
+from sluicegate.errors import ConfigError
+from sluicegate.quota import Central, Entry
+from sluicegate.quota.protocol import Ack, Ask, Quota
+from sluicegate.quota.sources import open_source
+from sluicegate.quota.sources.memory import MemoryLimits
 from tests.parts import RedisServer
 from tests.quota.central.parts import SLOT, V1Node, running, slot_of
 from tests.quota.central.turns import timed_turns
@@ -94,7 +94,7 @@ def test_a_node_hears_of_limits_that_were_set_by_command(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headgate.quota.sources.redis_hash._TIMEOUT", PATIENCE)
+    monkeypatch.setattr("sluicegate.quota.sources.redis_hash._TIMEOUT", PATIENCE)
     options = {"limits": redis_server.url, "slot_seconds": QUICK}
     with running(**options) as one, running(**options) as other, V1Node(other) as node:
         for rate, least in ((50.0, 1.0), (5000.0, 51 * QUICK)):
@@ -111,14 +111,14 @@ def test_the_api_tells_of_a_node_and_its_user() -> None:
         node.report(slot_of(central) - 1, ann=8.0)
         with httpx.Client(base_url=central.url, timeout=PATIENCE) as client:
             (told,) = client.get("/api/nodes").json()["nodes"]
-            assert (told["name"], told["kind"], told["live"]) == ("node-7", "headgate.v1", True)
+            assert (told["name"], told["kind"], told["live"]) == ("node-7", "sluicegate.v1", True)
             assert told["quota_age"] is not None
             assert recorded(client) == 8.0
             assert client.get("/healthz").text == "ok"
             metrics = client.get("/metrics").text
-    assert 'headgate_central_frames_total{kind="report"}' in metrics
-    assert "headgate_central_nodes_live 1.0" in metrics
-    assert "headgate_central_overshoot_count" in metrics
+    assert 'sluicegate_central_frames_total{kind="report"}' in metrics
+    assert "sluicegate_central_nodes_live 1.0" in metrics
+    assert "sluicegate_central_overshoot_count" in metrics
 
 
 def recorded(client: httpx.Client) -> float:
@@ -163,7 +163,7 @@ class HangsLater(MemoryLimits):
 def test_limits_that_hang_do_not_keep_silent_callers_or_the_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headgate.quota.central.front_door._REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr("sluicegate.quota.central.front_door._REQUEST_SECONDS", 0.3)
     limits = HangsLater()
     with running(limits=limits) as central:
         wait_for(lambda: limits.asked > 1)

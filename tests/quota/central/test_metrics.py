@@ -3,10 +3,10 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headgate.quota import Entry
-from headgate.quota._looking import busiest, count_overshoots, size, used
-from headgate.quota.central import metrics as metrics_module
-from headgate.quota.central.bins import Bins
+from sluicegate.quota import Entry
+from sluicegate.quota._looking import busiest, count_overshoots, size, used
+from sluicegate.quota.central import metrics as metrics_module
+from sluicegate.quota.central.bins import Bins
 from tests.quota.central.stand_in import Connected, StandIn
 
 LIMITS = [
@@ -14,7 +14,7 @@ LIMITS = [
     Entry("back", "*", rates={"reads": 100.0}),
     Entry("none", "*", rates={"reads": 0.0}),
 ]
-PREFIX = "headgate_central_"
+PREFIX = "sluicegate_central_"
 
 
 def told(central: StandIn) -> dict[str, float]:
@@ -60,7 +60,7 @@ def test_what_happens_is_counted() -> None:
     assert values["state_bytes"] == 12_345
     assert values["state_write_errors_total"] == 1
     assert 0 <= values["state_age_seconds"] < 60
-    assert values["connections{kind=headgate.v1}"] == 2
+    assert values["connections{kind=sluicegate.v1}"] == 2
     assert values["connections{kind=classic}"] == 1
     assert (values["leads"], values["epoch"], values["slot"]) == (1, 7, 100)
     assert values["limits"] == 3
@@ -69,7 +69,7 @@ def test_what_happens_is_counted() -> None:
 
 def test_nobody_connected_is_told_as_nobody() -> None:
     values = told(StandIn(LIMITS))
-    assert values["connections{kind=headgate.v1}"] == 0
+    assert values["connections{kind=sluicegate.v1}"] == 0
     assert values["connections{kind=classic}"] == 0
 
 

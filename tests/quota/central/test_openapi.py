@@ -11,8 +11,8 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from headgate.quota import Entry
-from headgate.quota.central.openapi import document
+from sluicegate.quota import Entry
+from sluicegate.quota.central.openapi import document
 from tests.quota.central.stand_in import Connected, StandIn
 
 CHECKS = [

@@ -1,7 +1,7 @@
 """What waits for a node that does not read: never more than what still counts."""
 
-from headgate.quota.central.outbox import Outbox
-from headgate.quota.protocol import Ack, Quota
+from sluicegate.quota.central.outbox import Outbox
+from sluicegate.quota.protocol import Ack, Quota
 
 
 def ack(sequence: int) -> Ack:

@@ -1,4 +1,4 @@
-"""`headgate central` as a process: what it prints, how it stops, what it comes back with."""
+"""`sluicegate central` as a process: what it prints, how it stops, what it comes back with."""
 
 import json
 import os
@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from headgate.cli import main
-from headgate.quota.protocol import Ack, Line, Report
-from headgate.quota.wire import NodeWire
+from sluicegate.cli import main
+from sluicegate.quota.protocol import Ack, Line, Report
+from sluicegate.quota.wire import NodeWire
 from tests.quota.central.parts import closed_with
 from tests.waits import PATIENCE, Output, wait_for
 
@@ -28,7 +28,7 @@ service = "front"
 user = "*"
 requests = 100
 """
-LISTENS = "headgate central central listens on http://127.0.0.1:"
+LISTENS = "sluicegate central central listens on http://127.0.0.1:"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def limits(tmp_path: Path) -> Path:
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "headgate", "central", *map(str, arguments)]
+    return [sys.executable, "-m", "sluicegate", "central", *map(str, arguments)]
 
 
 class Process:
@@ -90,7 +90,7 @@ def process(*arguments: object) -> Iterator[Process]:
 def report(address: str, sequence: int, consumed: float) -> Ack:
     wire = NodeWire()
     line = Line(consumed, 0, int(consumed), 0.0, 0.0)
-    with connect(f"ws://{address}", subprotocols=["headgate.v1"]) as socket:
+    with connect(f"ws://{address}", subprotocols=["sluicegate.v1"]) as socket:
         lines = {"front": {"ann": {"requests": line}}}
         told = Report("n", 1, sequence, -1, 0, int(time.time()) - 1, 0.0, lines)
         socket.send(wire.write(told))
@@ -155,8 +155,8 @@ def test_limits_are_read_again_when_the_file_changes(limits: Path) -> None:
 
 HANGS = """
 import sys, time
-from headgate.quota import Central, Entry
-from headgate.quota.sources.function import FunctionLimits
+from sluicegate.quota import Central, Entry
+from sluicegate.quota.sources.function import FunctionLimits
 
 started = []
 
@@ -258,4 +258,4 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["central", "--help"])
     assert caught.value.code == 0
-    assert "headgate central --limits limits.toml" in capsys.readouterr().out
+    assert "sluicegate central --limits limits.toml" in capsys.readouterr().out

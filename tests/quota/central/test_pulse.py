@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from headgate import ManualClock
-from headgate.quota import CentralState, Ledger
-from headgate.quota.central.keeper import LimitsKeeper
-from headgate.quota.central.pulse import Pulse
-from headgate.quota.central.switchboard import Switchboard
-from headgate.quota.central.tokens import Tokens
-from headgate.quota.protocol import Line, Report
-from headgate.quota.sources import open_source
-from headgate.quota.wire import Bounds
+from sluicegate import ManualClock
+from sluicegate.quota import CentralState, Ledger
+from sluicegate.quota.central.keeper import LimitsKeeper
+from sluicegate.quota.central.pulse import Pulse
+from sluicegate.quota.central.switchboard import Switchboard
+from sluicegate.quota.central.tokens import Tokens
+from sluicegate.quota.protocol import Line, Report
+from sluicegate.quota.sources import open_source
+from sluicegate.quota.wire import Bounds
 from tests.quota.central.parts import LIMITS
 from tests.waits import PATIENCE
 

@@ -15,12 +15,12 @@ import pytest
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 
-from headgate.errors import ConfigError
-from headgate.quota import Central
-from headgate.quota.central.bad_frames import BadFrames
-from headgate.quota.central.tokens import Tokens, is_loopback, read_tokens
-from headgate.quota.protocol import Ack, Report
-from headgate.quota.wire import NodeWire
+from sluicegate.errors import ConfigError
+from sluicegate.quota import Central
+from sluicegate.quota.central.bad_frames import BadFrames
+from sluicegate.quota.central.tokens import Tokens, is_loopback, read_tokens
+from sluicegate.quota.protocol import Ack, Report
+from sluicegate.quota.wire import NodeWire
 from tests.quota.central.parts import LIMITS, PlainNode, V1Node, closed_with, running
 from tests.waits import PATIENCE
 
@@ -143,7 +143,7 @@ def test_a_token_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_nodes_present_their_token() -> None:
     with running(node_token=NODE, admin_token=ADMIN) as central:
-        for options in ({}, {"subprotocols": ["headgate.v1"]}):
+        for options in ({}, {"subprotocols": ["sluicegate.v1"]}):
             for headers in ({}, bearer("wrong-secret")):
                 with connect(central.ws_url, additional_headers=headers, **options) as socket:
                     code, reason = closed_with(socket)
@@ -208,7 +208,7 @@ def test_tls(certificate: tuple[Path, Path]) -> None:
     async def report(url: str) -> object:
         wire = NodeWire()
         async with connect_async(
-            url, ssl=trusted, subprotocols=["headgate.v1"], additional_headers=bearer(NODE)
+            url, ssl=trusted, subprotocols=["sluicegate.v1"], additional_headers=bearer(NODE)
         ) as websocket:
             await websocket.send(wire.write(Report("n", 1, 1, -1, 0, 1, 0.0, {})))
             return wire.read(await asyncio.wait_for(websocket.recv(), PATIENCE))

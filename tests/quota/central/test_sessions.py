@@ -1,4 +1,4 @@
-"""Nodes that speak headgate.v1 to a real server, over real sockets."""
+"""Nodes that speak sluicegate.v1 to a real server, over real sockets."""
 
 import logging
 import re
@@ -9,7 +9,7 @@ import time
 import pytest
 from websockets.sync.client import connect
 
-from headgate.quota.protocol import Ack, Ask, Quota
+from sluicegate.quota.protocol import Ack, Ask, Quota
 from tests.quota.central.parts import SLOT, PlainNode, V1Node, closed_with, get, running, slot_of
 from tests.waits import wait_for
 
@@ -17,7 +17,7 @@ from tests.waits import wait_for
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
 def test_a_report_is_acknowledged_and_a_new_node_is_told_at_once(binary: bool) -> None:
     with running(name="c1") as central, V1Node(central, binary=binary) as node:
-        assert node.socket.subprotocol == "headgate.v1"
+        assert node.socket.subprotocol == "sluicegate.v1"
         node.send(node.message(slot_of(central) - 1))
         ack, quota = node.read(), node.read()
         assert isinstance(ack, Ack)
@@ -109,7 +109,7 @@ def test_a_fault_of_the_centrals_own_ends_one_connection_and_is_logged(
 def test_the_log_has_a_line_for_each_node_that_comes_and_one_when_it_goes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "headgate.quota")
+    caplog.set_level(logging.INFO, "sluicegate.quota")
 
     def told() -> list[str]:
         """The lines of nodes, without their ports."""
@@ -117,15 +117,15 @@ def test_the_log_has_a_line_for_each_node_that_comes_and_one_when_it_goes(
         return [line for line in lines if line.startswith(("node", "the conn")) or " end: " in line]
 
     story = [
-        "node 'a' (127.0.0.1:P, headgate.v1) has come",
-        "node 'a' (127.0.0.1:P, headgate.v1) has gone: replaced: another connection of node a",
-        "node 'a' (127.0.0.1:P, headgate.v1) has come",
-        "node 'a' (127.0.0.1:P, headgate.v1) has gone: it leaves",
-        "node 'b\\n' (127.0.0.1:P, headgate.v1) has come",
-        "node 'b\\n' (127.0.0.1:P, headgate.v1) has gone: the other end has closed the connection",
+        "node 'a' (127.0.0.1:P, sluicegate.v1) has come",
+        "node 'a' (127.0.0.1:P, sluicegate.v1) has gone: replaced: another connection of node a",
+        "node 'a' (127.0.0.1:P, sluicegate.v1) has come",
+        "node 'a' (127.0.0.1:P, sluicegate.v1) has gone: it leaves",
+        "node 'b\\n' (127.0.0.1:P, sluicegate.v1) has come",
+        "node 'b\\n' (127.0.0.1:P, sluicegate.v1) has gone: the other end has closed the connection",
         "node 'old' (127.0.0.1:P, classic) has come",
         "node 'old' (127.0.0.1:P, classic) has gone: the other end has closed the connection",
-        "node 'c' (127.0.0.1:P, headgate.v1) has come",
+        "node 'c' (127.0.0.1:P, sluicegate.v1) has come",
         "1 connections end: stopping",
     ]
     with running() as central:
@@ -155,14 +155,14 @@ def test_the_log_has_a_line_for_each_node_that_comes_and_one_when_it_goes(
 
 
 def test_a_bad_frame_is_the_reason_why_a_node_goes(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "headgate.quota")
+    caplog.set_level(logging.INFO, "sluicegate.quota")
     with running() as central, V1Node(central) as node:
         node.report(slot_of(central))
         node.socket.send(b"nonsense")
         closed_with(node.socket)
     ended = [record.getMessage() for record in caplog.records if "bad frame" in record.getMessage()]
     assert len(ended) == 1
-    assert "headgate.v1) has gone: bad frame: " in ended[0]
+    assert "sluicegate.v1) has gone: bad frame: " in ended[0]
 
 
 def test_a_second_connection_of_a_node_replaces_the_first() -> None:
@@ -206,21 +206,21 @@ def test_reasons_are_cut_to_what_a_close_frame_holds() -> None:
 
 
 HANDSHAKES = [
-    ({"subprotocols": ["mqtt"]}, "", "denied: expected the subprotocol headgate.v1 or none, got"),
+    ({"subprotocols": ["mqtt"]}, "", "denied: expected the subprotocol sluicegate.v1 or none, got"),
     ({}, "/elsewhere", "denied: expected the path / or /throttle, got /elsewhere"),
     ({"origin": "http://evil.example"}, "", "denied: not for pages of http://evil.example"),
     (
         {
-            "subprotocols": ["headgate.v1"],
-            "additional_headers": {"Headgate-Slot-Seconds": "0.5"},
+            "subprotocols": ["sluicegate.v1"],
+            "additional_headers": {"Sluicegate-Slot-Seconds": "0.5"},
         },
         "",
         f"denied: slots are {SLOT:g} s here, the node has 0.5",
     ),
     (
         {
-            "subprotocols": ["headgate.v1"],
-            "additional_headers": {"Headgate-Slot-Seconds": "soon"},
+            "subprotocols": ["sluicegate.v1"],
+            "additional_headers": {"Sluicegate-Slot-Seconds": "soon"},
         },
         "",
         f"denied: slots are {SLOT:g} s here, the node has soon",
@@ -239,7 +239,7 @@ def test_who_does_not_fit_is_told_why() -> None:
 
 def test_a_node_with_the_same_slots_or_of_our_own_origin_is_welcome() -> None:
     with running() as central:
-        headers = {"Headgate-Slot-Seconds": str(SLOT)}
+        headers = {"Sluicegate-Slot-Seconds": str(SLOT)}
         with V1Node(central, additional_headers=headers) as node:
             node.report(slot_of(central) - 1)
         with PlainNode(central, origin=central.url) as plain:
@@ -285,7 +285,7 @@ def test_connections_are_shown_and_forgotten() -> None:
             plain.report(plain.slot(), {})
             assert central.board is not None
             shown = {each.node: each for each in central.board.connections()}
-            assert shown["n1"].kind == "headgate.v1"
+            assert shown["n1"].kind == "sluicegate.v1"
             assert shown["n2"].kind == "classic"
             assert shown["n1"].frames == shown["n2"].frames == 1
             assert shown["n1"].last_slot is not None
@@ -299,5 +299,5 @@ def test_one_port_serves_nodes_and_the_api() -> None:
         status = get(central, "/api/status")
         assert (status["name"], status["role"], status["leader"]) == ("c9", "active", "c9")
         assert get(central, "/healthz").strip() == "ok"
-        assert "headgate_central_reports_total 1.0" in get(central, "/metrics")
+        assert "sluicegate_central_reports_total 1.0" in get(central, "/metrics")
         assert [each["name"] for each in get(central, "/api/nodes")["nodes"]] == ["n"]

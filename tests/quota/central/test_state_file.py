@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from headgate.errors import ConfigError, Unavailable
-from headgate.quota import Central, Ledger
-from headgate.quota.central.state_file import StateFile
-from headgate.quota.protocol import Line, Report
+from sluicegate.errors import ConfigError, Unavailable
+from sluicegate.quota import Central, Ledger
+from sluicegate.quota.central.state_file import StateFile
+from sluicegate.quota.protocol import Line, Report
 from tests.quota.central.parts import LIMITS, SLOT, V1Node, running, slot_of
 
 THEN = 1_800_000_000  # a slot
@@ -146,7 +146,7 @@ def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path) -> None:
     left, held = tmp_path / ".s.abcdefg_.new", tmp_path / ".s.12345678.new"
     others = [tmp_path / name for name in (".s.swp", ".sx.abcdefgh.new", ".s.abcdefgh.new.bak")]
     for path in (left, held, *others):
-        path.write_bytes(b"hgst")
+        path.write_bytes(b"sgst")
     with open(held) as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)
         StateFile(state).restore(Ledger(LIMITS))
@@ -157,7 +157,7 @@ def test_a_writer_holds_what_it_writes(tmp_path: Path) -> None:
     """Until it is killed: then the next start finds it, and nobody holds it."""
     script = (
         "import os, signal, sys\n"
-        "from headgate.quota.central.state_file import StateFile\n"
+        "from sluicegate.quota.central.state_file import StateFile\n"
         "os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)\n"
         "StateFile(sys.argv[1]).write(1, b'books')\n"
     )
@@ -171,7 +171,7 @@ def test_a_writer_holds_what_it_writes(tmp_path: Path) -> None:
 
 def test_a_torn_file_does_not_stop_the_start(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    path.write_bytes(b"hgstate1 and no more")
+    path.write_bytes(b"sgstate1 and no more")
     with running(state=path) as central, V1Node(central) as node:
         assert node.report(slot_of(central) - 1).leads
     assert sorted(each.name.partition("-")[0] for each in tmp_path.iterdir()) == ["s", "s.torn"]
@@ -190,8 +190,8 @@ def test_a_state_that_cannot_be_written_at_the_stop_is_told(
     assert "No space left" in caplog.text
     assert central.board is not None
     text = central.board.metrics.render(central.board).decode()
-    assert "headgate_central_state_write_errors_total 1.0" in text
-    assert "headgate_central_state_age_seconds " in text
+    assert "sluicegate_central_state_write_errors_total 1.0" in text
+    assert "sluicegate_central_state_age_seconds " in text
 
 
 def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Whoever talks to a central waits for one turn of its loop, or two. In real time 
 else the machine does; the work of the loop's own thread in a turn does not, and a central that is
 held up works all the while.
 
-As a program it is the `headgate` command, with the longest turn in a file:
+As a program it is the `sluicegate` command, with the longest turn in a file:
 
     python turns.py FILE central --listen 127.0.0.1:0 --limits limits.toml
 """
@@ -65,7 +65,7 @@ class LongestTurn:
 
 
 if __name__ == "__main__":
-    from headgate.cli import main
+    from sluicegate.cli import main
 
     with timed_turns(LongestTurn(Path(sys.argv[1])).note):
         sys.exit(main(sys.argv[2:]))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headgate.quota import Entry
+from sluicegate.quota import Entry
 from tests.small_central import SmallCentral
 
 

@@ -12,11 +12,11 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from headgate.quota import CentralState, Ledger
-from headgate.quota.node.backoff import Backoff
-from headgate.quota.node.link import Link, LinkOptions
-from headgate.quota.protocol import Ack, Ask, Quota, Report
-from headgate.quota.wire import SUBPROTOCOL, CentralWire
+from sluicegate.quota import CentralState, Ledger
+from sluicegate.quota.node.backoff import Backoff
+from sluicegate.quota.node.link import Link, LinkOptions
+from sluicegate.quota.protocol import Ack, Ask, Quota, Report
+from sluicegate.quota.wire import SUBPROTOCOL, CentralWire
 from tests.parts import reserve_port
 from tests.waits import PATIENCE
 
@@ -146,8 +146,8 @@ def test_the_handshake_has_the_token_and_the_slot(peer: Peer) -> None:
         async with peer.listening() as url, running(make_link(url, token="secret")):
             await until(lambda: peer.headers)
         assert peer.headers[0]["Authorization"] == "Bearer secret"
-        assert peer.headers[0]["Headgate-Slot-Seconds"] == "1.0"
-        assert peer.headers[0]["Sec-WebSocket-Protocol"] == "headgate.v1"
+        assert peer.headers[0]["Sluicegate-Slot-Seconds"] == "1.0"
+        assert peer.headers[0]["Sec-WebSocket-Protocol"] == "sluicegate.v1"
 
     asyncio.run(story())
 
@@ -155,10 +155,10 @@ def test_the_handshake_has_the_token_and_the_slot(peer: Peer) -> None:
 def test_who_logs_warnings_only_sees_the_end_of_what_he_was_warned_of(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "headgate.quota.node")
+    caplog.set_level(logging.INFO, "sluicegate.quota.node")
 
     def told() -> list[tuple[str, str]]:
-        records = [one for one in caplog.records if one.name == "headgate.quota.node"]
+        records = [one for one in caplog.records if one.name == "sluicegate.quota.node"]
         return [(one.levelname, one.getMessage().rpartition(": ")[2]) for one in records]
 
     async def story() -> None:
@@ -249,7 +249,7 @@ def test_who_does_not_speak_our_protocol_is_no_central(peer: Peer) -> None:
     async def story() -> None:
         async with peer.listening(subprotocols=None) as url, running(make_link(url)) as link:
             await until(lambda: link.standing.last_error)
-            assert link.standing.last_error == "it does not speak headgate.v1: is it a central?"
+            assert link.standing.last_error == "it does not speak sluicegate.v1: is it a central?"
 
     asyncio.run(story())
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from headgate.errors import ConfigError
-from headgate.quota.node.lock import ReporterLock
+from sluicegate.errors import ConfigError
+from sluicegate.quota.node.lock import ReporterLock
 from tests.children import Children
 from tests.waits import Output, wait_for
 
 HOLD = """
 import sys
-from headgate.quota.node.lock import ReporterLock
+from sluicegate.quota.node.lock import ReporterLock
 lock = ReporterLock(sys.argv[1])
 assert lock.enter() and lock.take()
 print("held", flush=True)

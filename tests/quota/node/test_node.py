@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from headgate import ManualClock, Node, Throttled
-from headgate.errors import ConfigError
-from headgate.quota import Entry
-from headgate.quota.node import EndNodeStatus
-from headgate.quota.node.lock import ReporterLock
-from headgate.quota.node.reporting import Reporting
+from sluicegate import ManualClock, Node, Throttled
+from sluicegate.errors import ConfigError
+from sluicegate.quota import Entry
+from sluicegate.quota.node import EndNodeStatus
+from sluicegate.quota.node.lock import ReporterLock
+from sluicegate.quota.node.reporting import Reporting
 from tests.waits import PATIENCE, Output, wait_for
 
 MakeCentral = Callable[..., Any]
@@ -28,7 +28,7 @@ MakeNode = Callable[..., Node]
 REPORT = """
 import sys
 import threading
-from headgate import Node
+from sluicegate import Node
 node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
 node.start()
 node.consume("front", "ann", {"requests": 5})
@@ -38,7 +38,7 @@ sys.stdin.read()
 
 FORK = r"""
 import os, sys, time
-from headgate import Node
+from sluicegate import Node
 
 def tell(who):  # in one piece: both write there
     os.write(1, f"{who} {os.getpid()} {node.status().is_reporting}\n".encode())
@@ -61,7 +61,7 @@ sys.stdin.read()
 
 EXIT = """
 import sys
-from headgate import Node
+from sluicegate import Node
 def serve():
     node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
     node.start()
@@ -75,7 +75,7 @@ sys.exit(3)
 
 EXIT_OF_FORKS = """
 import gc, os, sys
-from headgate import Node
+from sluicegate import Node
 def serve():
     node = Node(sys.argv[1], node_id="web", services=["front"], shared=sys.argv[2])
     node.start()
@@ -149,7 +149,7 @@ def test_a_user_gets_his_share_from_the_central_and_no_more(
         # 50 in each slot, however many have passed meanwhile, and a burst of 50.
         assert 0 < admitted <= 50 * (node.status().slot - status.slot + 2)
         assert (refused.value.service, refused.value.resource) == ("front", "requests")
-        assert "headgate_node_connected" in node.metrics()
+        assert "sluicegate_node_connected" in node.metrics()
 
 
 def test_nothing_that_was_consumed_while_the_central_was_away_is_lost(
@@ -196,7 +196,7 @@ def test_the_last_to_close_says_that_the_node_leaves(
     second.start()
     assert not second.status().is_reporting
     assert second.status().reporter_pid == os.getpid()
-    assert 'headgate_node_reporting{node="web"} 0\n' in second.metrics()
+    assert 'sluicegate_node_reporting{node="web"} 0\n' in second.metrics()
     first.consume("front", "ann", {"requests": 1.0})
     slot = first.status().slot
     status = second.status()  # what stands in the memory that both share
@@ -387,7 +387,7 @@ def test_what_makes_no_sense_is_refused(
 
 def test_a_node_that_many_threads_start_has_one_thread_of_its_own(tmp_path: Path) -> None:
     def reporting() -> int:
-        return sum(thread.name == "headgate-node" for thread in threading.enumerate())
+        return sum(thread.name == "sluicegate-node" for thread in threading.enumerate())
 
     for _ in range(10):
         shared = str(tmp_path / "memory")
@@ -438,7 +438,7 @@ def test_the_last_of_forked_workers_that_exit_reports_for_all(
 
 
 def test_an_exit_does_not_wait_long_for_a_central_that_is_not_there(tmp_path: Path) -> None:
-    patient = "from headgate.quota.node import reporting\nreporting.LAST_WORDS = 600.0\n"
+    patient = "from sluicegate.quota.node import reporting\nreporting.LAST_WORDS = 600.0\n"
     arguments = ("ws://127.0.0.1:9", str(tmp_path / "memory"), "at once")
     with python(patient + EXIT, *arguments, stderr=subprocess.PIPE) as process:
         _, errors = process.communicate(timeout=PATIENCE)

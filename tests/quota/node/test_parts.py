@@ -3,16 +3,16 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headgate.quota.node.addresses import central_urls
-from headgate.quota.node.backoff import Backoff
-from headgate.quota.node.quota_times import QuotaTimes
-from headgate.quota.node.standing import (
+from sluicegate.quota.node.addresses import central_urls
+from sluicegate.quota.node.backoff import Backoff
+from sluicegate.quota.node.quota_times import QuotaTimes
+from sluicegate.quota.node.standing import (
     CentralStanding,
     EndNodeStatus,
     QuotaStanding,
     prometheus_text,
 )
-from headgate.quota.protocol import Quota
+from sluicegate.quota.protocol import Quota
 
 
 @pytest.mark.parametrize(
@@ -143,18 +143,18 @@ def test_prometheus_reads_the_metrics() -> None:
     assert {sample.labels["node"] for one in families.values() for sample in one.samples} == {
         'web"1\\'
     }
-    assert values["headgate_node_reporting",] == 1
-    assert values["headgate_node_quota_state", "reused"] == 1
-    assert values["headgate_node_quota_state", "fresh"] == 0
-    assert values["headgate_node_quota_state_seconds", "fresh"] == 4.0
-    assert values["headgate_node_users", "front", "newcomer"] == 1
-    assert values["headgate_node_connected", "ws://a:1/"] == 1
-    assert values["headgate_node_connections", "ws://a:1/"] == 2
-    assert values["headgate_node_bytes_sent", "ws://a:1/"] == 77
-    assert values["headgate_node_unacknowledged_lines", "ws://a:1/"] == 4
+    assert values["sluicegate_node_reporting",] == 1
+    assert values["sluicegate_node_quota_state", "reused"] == 1
+    assert values["sluicegate_node_quota_state", "fresh"] == 0
+    assert values["sluicegate_node_quota_state_seconds", "fresh"] == 4.0
+    assert values["sluicegate_node_users", "front", "newcomer"] == 1
+    assert values["sluicegate_node_connected", "ws://a:1/"] == 1
+    assert values["sluicegate_node_connections", "ws://a:1/"] == 2
+    assert values["sluicegate_node_bytes_sent", "ws://a:1/"] == 77
+    assert values["sluicegate_node_unacknowledged_lines", "ws://a:1/"] == 4
 
 
 def test_a_worker_that_does_not_report_says_so() -> None:
     text = prometheus_text(EndNodeStatus("web", True, False, 7))
     families = [(one.name, one.samples[0].value) for one in text_string_to_metric_families(text)]
-    assert families == [("headgate_node_reporting", 0.0), ("headgate_node_leader_epoch", -1.0)]
+    assert families == [("sluicegate_node_reporting", 0.0), ("sluicegate_node_leader_epoch", -1.0)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headgate import Central, Node
-from headgate.quota import Entry
+from sluicegate import Central, Node
+from sluicegate.quota import Entry
 from tests.waits import PATIENCE, wait_for
 
 NODE, ADMIN = "node-token-1", "admin-token-1"
@@ -101,7 +101,7 @@ def test_a_node_with_another_slot_length_is_refused_with_the_reason(tmp_path: Pa
 def test_a_service_that_the_central_does_not_know_is_told_once_and_again_when_it_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "headgate.quota.node")
+    caplog.set_level(logging.INFO, "sluicegate.quota.node")
 
     def told() -> list[tuple[str, str]]:
         return [
@@ -131,7 +131,7 @@ def test_a_service_that_the_central_does_not_know_is_told_once_and_again_when_it
         wait_for(lambda: (node.status().slot or 0) > slot + 3)
         assert told() == [warning]
         assert node.status().unlimited == ("frnt",)
-        assert 'headgate_node_service_unlimited{node="web",service="frnt"} 1' in node.metrics()
+        assert 'sluicegate_node_service_unlimited{node="web",service="frnt"} 1' in node.metrics()
         limits = f"{central.url}/api/limits"
         entry = {"service": "frnt", "user": "*", "requests": 5}
         httpx.put(limits, json=entry, timeout=PATIENCE).raise_for_status()

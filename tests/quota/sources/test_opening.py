@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headgate.errors import ConfigError
-from headgate.quota import Entry
-from headgate.quota.sources import LimitsSource, NotEditable, open_source
-from headgate.quota.sources.function import FunctionLimits
+from sluicegate.errors import ConfigError
+from sluicegate.quota import Entry
+from sluicegate.quota.sources import LimitsSource, NotEditable, open_source
+from sluicegate.quota.sources.function import FunctionLimits
 
 ANN = Entry("front", "ann", rates={"requests": 5.0})
 BOB = Entry("front", "bob", rates={"requests": 1.0})

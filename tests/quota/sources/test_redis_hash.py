@@ -6,14 +6,14 @@ from contextlib import closing
 
 import pytest
 
-from headgate.errors import ConfigError, Unavailable
-from headgate.quota import Entry
-from headgate.quota.sources import LimitsSource, open_source, redis_hash
+from sluicegate.errors import ConfigError, Unavailable
+from sluicegate.quota import Entry
+from sluicegate.quota.sources import LimitsSource, open_source, redis_hash
 from tests.parts import RedisServer
 
 ANN = Entry("front", "ann", 10.0, {"requests": 5.0, "traffic_up": 1e6})
 BOB = Entry("frönt/2", "bob smith", 2.5, {"requests": 0.5})
-KEY = "headgate:{limits}"
+KEY = "sluicegate:{limits}"
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.errors import ConfigError
-from headgate.quota import Entry
-from headgate.quota.sources import LimitsSource, open_source
+from sluicegate.errors import ConfigError
+from sluicegate.quota import Entry
+from sluicegate.quota.sources import LimitsSource, open_source
 from tests.waits import PATIENCE
 
 ANN = Entry("front", "ann", 10.0, {"requests": 5.0, "traffic_up": 1e6})

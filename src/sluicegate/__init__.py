@@ -1,0 +1,73 @@
+"""Sluicegate keeps a fleet of servers inside its limits.
+
+Decide here, agree in the background: each decision is a look at local memory, and
+agreement between machines happens off the request's path.
+"""
+
+from sluicegate.clock import ManualClock, SystemClock
+from sluicegate.errors import (
+    ClockMovedBackwards,
+    ConfigError,
+    ProtocolError,
+    SluicegateError,
+    TableFull,
+    Unavailable,
+)
+from sluicegate.ids import Snowflake, SnowflakeParts
+from sluicegate.limits import (
+    AdaptiveConcurrency,
+    AsyncRedisKeyed,
+    ConcurrencyLimit,
+    Decision,
+    FixedWindow,
+    Keyed,
+    LeakyBucket,
+    Limit,
+    RateLimited,
+    RateLimiter,
+    RedisKeyed,
+    SharedKeyed,
+    SharedTable,
+    SlidingCounter,
+    SlidingWindow,
+    TokenBucket,
+    limited,
+    parse_limits,
+)
+from sluicegate.quota import Central, Ledger, Node, Service, Throttled
+
+__all__ = [
+    "AdaptiveConcurrency",
+    "AsyncRedisKeyed",
+    "Central",
+    "ClockMovedBackwards",
+    "ConcurrencyLimit",
+    "ConfigError",
+    "Decision",
+    "FixedWindow",
+    "Keyed",
+    "LeakyBucket",
+    "Ledger",
+    "Limit",
+    "ManualClock",
+    "Node",
+    "ProtocolError",
+    "RateLimited",
+    "RateLimiter",
+    "RedisKeyed",
+    "Service",
+    "SharedKeyed",
+    "SharedTable",
+    "SlidingCounter",
+    "SlidingWindow",
+    "SluicegateError",
+    "Snowflake",
+    "SnowflakeParts",
+    "SystemClock",
+    "TableFull",
+    "Throttled",
+    "TokenBucket",
+    "Unavailable",
+    "limited",
+    "parse_limits",
+]

@@ -1,0 +1,230 @@
+"""`sluicegate demo`: a fleet held to its limits, as real processes, in real time.
+
+`QuotaDemo` ties the parts together: it keeps the fleet running, takes the counts of each second
+from the workers once it is over, and writes them into the `Record` with the limit that was in
+force. `report` tells what it has seen, as data; `quota_screen.py` draws it. Both a person and a
+program may change the limits of the fleet's central meanwhile (`sluicegate limits set ...`): the
+record follows.
+
+SIGINT, SIGTERM and SIGHUP end it. They only set a mark, which is looked at wherever the demo
+waits: whatever they interrupt is finished, so nothing is left behind.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Self
+
+from sluicegate.demo.central_watch import CentralStatus, CentralWatch
+from sluicegate.demo.fleet import Fleet
+from sluicegate.demo.quota_record import WARM_UP, Record, Second
+from sluicegate.demo.quota_users import NODES, USERS, WORKERS, User
+from sluicegate.demo.tally import RING
+from sluicegate.demo.worker import node_name
+
+__all__ = ["LEAST_SECONDS", "EndMark", "NodeView", "QuotaDemo", "end_mark", "report"]
+
+LEAST_SECONDS = 10  # what is left after the warm-up is enough to judge
+_STEP = 0.2
+_LATE = 0.6  # seconds after which a worker has counted its calls, and its pauses of half a second
+
+
+class EndMark:
+    """Which signal has told the demo to end, if one has."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def set(self, number: int, frame: FrameType | None = None) -> None:
+        self.number = number
+
+    def is_set(self) -> bool:
+        return self.number is not None
+
+
+@contextmanager
+def end_mark() -> Iterator[EndMark]:
+    """The signals that end a demo set a mark, from `with` to its end."""
+    mark = EndMark()
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        found = signal.getsignal(number)
+        if found != signal.SIG_IGN:  # as nohup has it: it is meant so
+            before[number] = found
+            signal.signal(number, mark.set)
+    try:
+        yield mark
+    finally:
+        for number, found in before.items():
+            signal.signal(number, found)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """An end node at this moment. `reporter` is the worker that talks to the central."""
+
+    name: str
+    state: str
+    workers: tuple[int, ...]  # process ids
+    reporter: int | None
+    restarts: int
+
+
+class QuotaDemo:
+    """A fleet, from `with` to its end, and the record of what it did."""
+
+    def __init__(self, mark: EndMark) -> None:
+        self.record = Record(USERS)
+        self.recorded = 0  # seconds
+        self._mark = mark
+        self._fleet = Fleet(mark.is_set)
+        self._watch: CentralWatch | None = None
+
+    def __enter__(self) -> Self:
+        """Start the fleet; raises Ended if the mark is set meanwhile."""
+        try:
+            self._fleet.open()
+            self._watch = CentralWatch(self.url)
+            self._watch.__enter__()
+        except BaseException:
+            self._fleet.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if self._watch is not None:
+                self._watch.__exit__(kind, error, traceback)
+        finally:
+            self._fleet.close()
+
+    @property
+    def url(self) -> str:
+        return self._fleet.url
+
+    @property
+    def central_pid(self) -> int | None:
+        return self._fleet.central.pid
+
+    @property
+    def has_lost_its_port(self) -> bool:
+        """The central cannot be started again, because another program listens there now."""
+        fleet = self._fleet
+        is_dead = fleet.central.pid is None and fleet.central.restarts > 0
+        return is_dead and "already in use" in fleet.said_by(fleet.central).rpartition("\n")[2]
+
+    @property
+    def central_restarts(self) -> int:
+        return self._fleet.central.restarts
+
+    @property
+    def central(self) -> CentralStatus:
+        return CentralStatus() if self._watch is None else self._watch.status
+
+    def nodes(self) -> list[NodeView]:
+        return [self._node(number) for number in range(NODES)]
+
+    def run(self, seconds: float | None, show: Callable[[], object] = lambda: None) -> None:
+        """So many seconds, or until the mark is set; `show` is called five times a second."""
+        while not self._mark.is_set() and (seconds is None or self.recorded < seconds):
+            self.step(time.monotonic())
+            show()
+            time.sleep(_STEP)
+
+    def step(self, now: float) -> None:
+        """Record the seconds that are over."""
+        self._fleet.tend(now)
+        over = int(now - self._fleet.begin - _LATE) if now > self._fleet.begin + _LATE else 0
+        while self.recorded < over:
+            is_known = self.recorded > over - RING + 2
+            counts = self._fleet.counts(self.recorded)
+            pause = self._fleet.longest_pause(self.recorded)
+            for user, (admitted, refused) in zip(USERS, counts, strict=True):
+                terms = self.central.terms_of(user.name)
+                self.record.add(
+                    user,
+                    Second(
+                        self.recorded,
+                        terms.limit if is_known else None,
+                        terms.burst_seconds,
+                        admitted + refused,
+                        admitted,
+                        pause,
+                    ),
+                )
+            self.recorded += 1
+
+    def _node(self, number: int) -> NodeView:
+        standing = self._fleet.standing(number)
+        reporter = next((each for each in standing if each.is_reporting), None)
+        workers = [self._fleet.workers[number, worker] for worker in range(WORKERS)]
+        return NodeView(
+            node_name(number),
+            "none" if reporter is None else reporter.state,
+            tuple(each.pid for each in workers if each.pid is not None),
+            None if reporter is None else reporter.pid,
+            sum(each.restarts for each in workers),
+        )
+
+
+def report(demo: QuotaDemo, ended_by: int | None = None) -> dict[str, object]:
+    """The closing table, as data."""
+    central = demo.central
+    users = [_of_user(demo.record, user) for user in USERS]
+    return {
+        "demo": "quota",
+        "seconds": demo.recorded,
+        "warm_up": WARM_UP,
+        "busy_seconds": demo.record.busy_seconds(),
+        "held": all(user["held"] for user in users),
+        "ended_by": None if ended_by is None else signal.Signals(ended_by).name,
+        "central": {
+            "url": demo.url,
+            "name": central.name,
+            "role": central.role,
+            "epoch": central.epoch,
+            "slot": central.slot,
+            "restarts": demo.central_restarts,
+        },
+        "nodes": [
+            {"node": node.name, "state": node.state, "restarts": node.restarts}
+            for node in demo.nodes()
+        ],
+        "users": users,
+    }
+
+
+def _of_user(record: Record, user: User) -> dict[str, object]:
+    seconds = record.seconds[user.name]
+    return {
+        "user": user.name,
+        "about": user.about,
+        "limit_per_second": seconds[-1].limit if seconds else None,
+        "asked": sum(second.asked for second in seconds),
+        "admitted": sum(second.admitted for second in seconds),
+        "refused": sum(second.refused for second in seconds),
+        "held": record.is_held(user),
+        "checks": [
+            {
+                "check": check.name,
+                "measured": round(check.measured, 4),
+                "goal": check.goal,
+                "met": check.is_met,
+            }
+            for check in record.checks(user)
+        ],
+        "per_second": {
+            "limit": [second.limit for second in seconds],
+            "asked": [second.asked for second in seconds],
+            "admitted": [second.admitted for second in seconds],
+            "pause": [second.pause for second in seconds],
+        },
+    }

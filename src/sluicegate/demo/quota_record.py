@@ -1,0 +1,179 @@
+"""What came of the traffic, second by second, and whether each user was held to his limit.
+
+A second here is a slot of the central: it begins where the wall clock has a whole second. For
+each user it has the limit that was in force, what he asked for and what was admitted, on all
+nodes together. Amounts are requests.
+
+What is measured, over the seconds that are judged:
+
+    over_second   A bucket runs beside him: it gains the limit in each second, keeps at most the
+                  burst, and begins empty (full for a user who saves, or whose burst was changed
+                  under way). The most that any one second admitted beyond what was in it, over
+                  the limit. A second above the limit is right if he had left as much unused
+                  before, and only then.
+    over_run      admitted over the limit times the seconds, minus 1
+    under         1 minus admitted over what a bucket would have let through that began empty
+                  and gives out, in a second, the limit and a third of what was saved before: the
+                  rest is promised to the seconds beside it, or kept for nodes that ask. Only
+                  calm seconds count.
+
+A second is calm unless the machine held up a worker or the central for LONG_PAUSE or longer in it,
+or in one of the FELT seconds before it: a worker that does not run asks for nothing, reports late,
+and then makes up for it. Its node gets another share two slots later, which the slot after that
+evens out. A central that does not run assigns late, which may leave a slot with little.
+A busy machine can make calls late, but it cannot let more pass than the limit: `over` is measured
+in all seconds.
+
+Not judged: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
+takes two or three slots to be in force and as many to be even; seconds without a limit, or of
+which nothing is known. Whole slots are measured, and not any stretch of a second: a short pause
+moves calls within a slot and says nothing about the limits.
+
+`Record` keeps the last hour.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluicegate.demo.quota_users import User
+
+__all__ = ["FELT", "HISTORY", "LONG_PAUSE", "WARM_UP", "Check", "Record", "Second", "judge"]
+
+WARM_UP = 5  # seconds
+HISTORY = 3600
+LONG_PAUSE = 0.1  # seconds
+FELT = 3  # seconds after that of a pause
+_BEFORE, _AFTER = 2, 6  # seconds around the moment a change was noticed
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """One second of one user. `limit` is None where there is none, or nothing is known.
+
+    `pause`: the longest for which the machine held up a worker or the central, in seconds.
+    """
+
+    number: int
+    limit: float | None
+    burst_seconds: float
+    asked: int
+    admitted: int
+    pause: float = 0.0
+
+    @property
+    def refused(self) -> int:
+        return self.asked - self.admitted
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One measure against its goal: the most that is allowed."""
+
+    name: str
+    measured: float
+    goal: float
+
+    @property
+    def is_met(self) -> bool:
+        return self.measured <= self.goal
+
+
+class Record:
+    """The seconds of all users, in order."""
+
+    def __init__(self, users: Sequence[User]) -> None:
+        self.users = tuple(users)
+        self.seconds: dict[str, deque[Second]] = {
+            user.name: deque(maxlen=HISTORY) for user in users
+        }
+
+    def add(self, user: User, second: Second) -> None:
+        self.seconds[user.name].append(second)
+
+    def last(self, user: User) -> Second | None:
+        seconds = self.seconds[user.name]
+        return seconds[-1] if seconds else None
+
+    def busy_seconds(self) -> int:
+        """How many seconds after the warm-up were not calm: the same for all users."""
+        seconds = list(self.seconds[self.users[0].name])
+        return sum(
+            second.number >= WARM_UP and not is_calm
+            for second, is_calm in zip(seconds, _calm(seconds), strict=True)
+        )
+
+    def checks(self, user: User, recent: int | None = None) -> list[Check]:
+        """The verdict on a user, over all of it or so many seconds; empty: too early to say."""
+        seconds = list(self.seconds[user.name])
+        return judge(user, seconds if recent is None else seconds[-recent:])
+
+    def is_held(self, user: User) -> bool:
+        checks = self.checks(user)
+        return bool(checks) and all(check.is_met for check in checks)
+
+
+def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
+    """All checks of a user who has goals for them; empty if there is nothing to judge."""
+    admitted = allowed = over_second = 0.0
+    covered = passed = 0.0  # in calm seconds: what should pass at the least, and what did
+    judged = calm = 0
+    level: float | None = None
+    least = 0.0  # what is in a bucket that began empty
+    burst_seconds: float | None = None
+    for second, is_judged, is_calm in zip(seconds, _judged(seconds), _calm(seconds), strict=True):
+        limit = second.limit
+        if limit is None or not is_judged:
+            level = None
+            continue
+        burst = limit * second.burst_seconds
+        if level is None:
+            # A bucket that is made larger stays as full as it was; how full is not known here.
+            is_new = burst_seconds not in (None, second.burst_seconds)
+            level = burst if user.saves or is_new else 0.0
+            least = 0.0
+        burst_seconds = second.burst_seconds
+        left = level + limit - second.admitted
+        over_second = max(over_second, _part(-left, limit))
+        level = min(max(left, 0.0), burst)
+        admitted += second.admitted
+        allowed += limit
+        judged += 1
+        if not is_calm:
+            least = 0.0
+            continue
+        calm += 1
+        passes = min(second.asked, limit + least / 3)
+        least = min(least + limit - passes, burst)
+        covered += passes
+        passed += second.admitted
+    if burst_seconds is None:
+        return []
+    goals = user.goals
+    checks = [
+        ("over_second", over_second, goals.over_second),
+        ("over_run", _part(admitted - allowed, allowed), goals.over_run),
+    ]
+    if calm >= min(goals.least_calm, judged):
+        checks.append(("under", _part(covered - passed, covered), goals.under))
+    return [Check(name, measured, goal) for name, measured, goal in checks if goal is not None]
+
+
+def _part(amount: float, whole: float) -> float:
+    """A part of the whole. Of nothing, one unit is already all of it."""
+    return amount / max(whole, 1.0)
+
+
+def _calm(seconds: Sequence[Second]) -> list[bool]:
+    is_long = [second.pause >= LONG_PAUSE for second in seconds]
+    return [not any(is_long[max(index - FELT, 0) : index + 1]) for index in range(len(seconds))]
+
+
+def _judged(seconds: Sequence[Second]) -> list[bool]:
+    judged = [second.number >= WARM_UP for second in seconds]
+    for index in range(1, len(seconds)):
+        now, before = seconds[index], seconds[index - 1]
+        if (now.limit, now.burst_seconds) != (before.limit, before.burst_seconds):
+            for near in range(max(index - _BEFORE, 0), min(index + _AFTER, len(seconds))):
+                judged[near] = False
+    return judged

@@ -1,0 +1,196 @@
+"""The screen of `sluicegate demo`.
+
+`frame` and `summary` turn the demo into text with Rich's markup, and nothing else; `show` is the
+shell with the terminal. Rich is imported there alone.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sluicegate.demo.bars import AT_LIMIT, bar_height, draw
+from sluicegate.demo.quota import NodeView, QuotaDemo
+from sluicegate.demo.quota_record import WARM_UP, Check, Record, Second
+from sluicegate.demo.quota_users import SERVICE, USERS, WORKERS, User
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["command", "commands", "frame", "show", "summary"]
+
+_BEFORE_BARS, _AFTER_BARS = 16, 40  # columns
+_RECENT = 30  # seconds, for the verdict on the screen
+_ON_EVERY_PATH = (Path("/usr/local/bin"), Path("/usr/bin"))
+_COLOURS = {"fresh": "green", "reused": "yellow", "safe": "yellow", "none": "red"}
+
+
+def frame(demo: QuotaDemo, seconds: float | None, width: int, bars: str) -> str:
+    """The screen, in Rich's markup."""
+    bar_width = max(width - _BEFORE_BARS - _AFTER_BARS, 8)
+    title = "sluicegate demo"
+    time = f"{demo.recorded} {'' if seconds is None else f'of {seconds:g} '}s, Ctrl-C ends it"
+    below, above = range(1, AT_LIMIT + 1), range(AT_LIMIT + 1, len(bars))
+    bars_head = f"admitted, last {bar_width} s"
+    heads = f"{'asked/s':>8}{'admitted/s':>11}{'refused/s':>10}  held?"
+    lines = [
+        f"[bold]{title}[/]{time.rjust(width - len(title))}",
+        f"[dim]One limit for each user, on all nodes together:[/] {draw(below, bars)} "
+        f"[dim]up to it,[/] {draw(above, bars)} [dim]saved up[/]",
+        _central(demo),
+        *(_node(node) for node in demo.nodes()),
+        "",
+        f"[dim]{'user':8}{'limit':7} {bars_head:{bar_width}}{heads}[/]",
+    ]
+    for user in USERS:
+        lines.append(_user(demo.record, user, bar_width, bars))
+        lines.append(f"[dim]  {user.about}[/]")
+    lines += ["", "[bold]Try in another terminal:[/]"]
+    lines += [f"  {line}" for line in commands(demo, width - 2)]
+    return "\n".join(lines)
+
+
+def _central(demo: QuotaDemo) -> str:
+    status = demo.central
+    if demo.has_lost_its_port:
+        return f"central  [red]dead[/]; another program has taken {demo.url}: start the demo anew"
+    if demo.central_pid is None:
+        return "central  [red]dead[/]; it is started again in a moment, with the state it had"
+    if not status.answers:
+        return f"central  [red]does not answer[/]   process {demo.central_pid}"
+    role = "leads" if status.role == "active" else status.role
+    return (
+        f"central  [green]{role:7}[/] process {demo.central_pid}, epoch {status.epoch}, "
+        f"slot {status.slot}"
+    )
+
+
+def _node(node: NodeView) -> str:
+    colour = _COLOURS[node.state]
+    told = " and ".join(
+        f"{pid}{' (reports)' if pid == node.reporter else ''}" for pid in node.workers
+    )
+    missing = WORKERS - len(node.workers)
+    told = f"processes {told}" if node.workers else "no process"
+    later = f"; {missing} to be started again" if missing else ""
+    return f"{node.name:8} [{colour}]{node.state:7}[/] {told}{later}"
+
+
+def _user(record: Record, user: User, bar_width: int, bars: str) -> str:
+    seconds = list(record.seconds[user.name])[-bar_width:]
+    drawn = draw((_height(second) for second in seconds), bars)
+    last = seconds[-1] if seconds else Second(0, user.limit, user.burst_seconds, 0, 0)
+    return (
+        f"[bold]{user.name:8}[/]{_limit(last.limit):7} {' ' * (bar_width - len(seconds))}{drawn}"
+        f"{last.asked:8}{last.admitted:11}{last.refused or '':>10}  "
+        f"{_verdict(record.checks(user, _RECENT))}"
+    )
+
+
+def _height(second: Second) -> int:
+    # Who has no limit gets all he asks for: that is neither below nor above.
+    return bar_height(second.admitted, second.asked if second.limit is None else second.limit)
+
+
+def _limit(limit: float | None) -> str:
+    return "none" if limit is None else f"{limit:g}/s"
+
+
+def _verdict(checks: Sequence[Check]) -> str:
+    if not checks:
+        return "[dim]not yet[/]"
+    broken = next((check for check in checks if not check.is_met), None)
+    return "[green]yes[/]" if broken is None else f"[red]no: {broken.name.partition('_')[0]}[/]"
+
+
+def commands(demo: QuotaDemo, width: int) -> list[str]:
+    """What to try, as lines that can be pasted into a terminal that stands anywhere.
+
+    They are short, because a line that goes on in the next one is not pasted well.
+    """
+    folder, sluicegate = command()
+    where = [f"PATH={folder}:$PATH"] if folder is not None else []
+    where.append(f"U={demo.url}")
+    if len(" ".join(where)) <= width:
+        where = [" ".join(where)]
+    setting = f"{sluicegate} limits set {SERVICE} greedy requests=400 --burst-seconds 1"
+    tries = [*where, f"{setting} --url $U"]
+    first = demo.nodes()[0]
+    worker = first.reporter or next(iter(first.workers), None)
+    if worker is not None:
+        tries.append(_explained(f"kill -9 {worker}", "the other worker reports"))
+    if demo.central_pid is not None:
+        stop, go_on = f"kill -STOP {demo.central_pid}", f"kill -CONT {demo.central_pid}"
+        tries.append(_explained(f"{stop}; sleep 8; {go_on}", "the nodes go on"))
+        tries.append(_explained(f"kill -9 {demo.central_pid}", "it is started again"))
+    return tries
+
+
+def _explained(words: str, what: str) -> str:
+    return f"{words:50} [dim]# {what}[/]"
+
+
+def command() -> tuple[Path | None, str]:
+    """What another terminal must have in its PATH, and how sluicegate is called then."""
+    python = Path(sys.executable)
+    has_script = python.with_name("sluicegate").exists()
+    folder = None if python.parent in _ON_EVERY_PATH else python.parent
+    return folder, "sluicegate" if has_script else f"{python.name} -m sluicegate"
+
+
+def summary(demo: QuotaDemo) -> str:
+    """The closing table, in Rich's markup."""
+    lines = [
+        f"[dim]{'user':8}{'limit':7}{'asked':>8}{'admitted':>9}{'refused':>8}"
+        f"{'over':>8}{'goal':>6}{'under':>8}{'goal':>6}  held[/]"
+    ]
+    for user in USERS:
+        seconds = demo.record.seconds[user.name]
+        checks = demo.record.checks(user)
+        over = next((check for check in checks if check.name.startswith("over")), None)
+        under = next((check for check in checks if check.name == "under"), None)
+        limit = seconds[-1].limit if seconds else user.limit
+        lines.append(
+            f"{user.name:8}{_limit(limit):7}{sum(second.asked for second in seconds):8}"
+            f"{sum(second.admitted for second in seconds):9}"
+            f"{sum(second.refused for second in seconds):8}"
+            f"{_measured(over)}{_measured(under)}  {_verdict(checks)}"
+        )
+    lines += [
+        "",
+        f"over and under are parts of the limit, of the time after the first {WARM_UP} s: the",
+        "most beyond it in any second (hopper: over the run), and what was lost.",
+    ]
+    if busy := demo.record.busy_seconds():
+        lines.append(
+            f"The machine held up workers or the central: {busy} of {demo.recorded - WARM_UP} s "
+            "do not count for under."
+        )
+    return "\n".join([*lines, "What is counted, and what else to try: docs/demo.md"])
+
+
+def _measured(check: Check | None) -> str:
+    if check is None:
+        return " " * 14
+    # Less than nothing is nothing: a burst that was saved up is no merit.
+    measured = f"{max(check.measured, 0.0):.1%}".replace("%", " %")
+    goal = f"{check.goal:.0%}".replace("%", " %")
+    return f"{measured:>8}{goal:>6}"
+
+
+def show(demo: QuotaDemo, seconds: float | None, console: "Console", bars: str) -> None:
+    """Draw the demo until its end."""
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def draw_frame() -> None:
+            lines = frame(demo, seconds, console.width, bars).splitlines()
+            if len(lines) > console.height:
+                lines[console.height - 1 :] = ["[yellow]the rest needs a larger terminal[/]"]
+            text = Text.from_markup("\n".join(lines))
+            text.no_wrap, text.overflow = True, "crop"
+            live.update(text, refresh=True)
+
+        demo.run(seconds, draw_frame)

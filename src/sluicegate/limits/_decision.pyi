@@ -1,0 +1,29 @@
+from typing_extensions import disjoint_base
+
+from sluicegate.limits.limit import Limit
+
+__all__ = ["Decision"]
+
+@disjoint_base
+class Decision:
+    def __init__(
+        self,
+        allowed: bool,
+        limit: Limit | None = None,
+        remaining: float = 0.0,
+        retry_after: float = 0.0,
+        reset_after: float = 0.0,
+    ) -> None: ...
+    def __bool__(self) -> bool: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    @property
+    def allowed(self) -> bool: ...
+    @property
+    def limit(self) -> Limit | None: ...
+    @property
+    def remaining(self) -> float: ...
+    @property
+    def retry_after(self) -> float: ...
+    @property
+    def reset_after(self) -> float: ...

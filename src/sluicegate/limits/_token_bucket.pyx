@@ -1,0 +1,169 @@
+# cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic, cdivision=True
+"""`TokenBucket`: strict. The tokens must be there before anything passes.
+
+Tokens drip in at `rate` per second until `burst` of them are there; a call takes
+some and passes, or finds too few. So in any time of t seconds at most
+rate * t + burst get through. Inside it is one number (GCRA, see `_cells.pxd`).
+
+Who waits in `acquire` has taken his tokens already, from the future: the bucket is
+below zero, nobody can take them from him, and his time to go is known at once.
+"""
+
+from libc.math cimport INFINITY
+
+from sluicegate.limits._cells cimport (
+    Rule, TOKEN_BUCKET, bucket_charge, bucket_used, bucket_wait, cell_clear,
+)
+from sluicegate.limits._decision cimport Decision, decide
+from sluicegate.limits._numbers cimport larger, smaller
+from sluicegate.limits._rules cimport make_rule
+from sluicegate.limits._timing cimport Timing
+
+from sluicegate.limits.checks import positive, timeout_seconds
+from sluicegate.limits.denial import RateLimited
+from sluicegate.limits.limit import Limit
+from sluicegate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper
+
+__all__ = ["TokenBucket"]
+
+
+cdef class TokenBucket:
+    """A bucket of `burst` tokens (default: one second's worth, at least 1), refilled at `rate` per second."""
+
+    cdef Timing _timing
+    cdef Rule _rule
+    cdef double _cell
+    cdef object _limit
+    cdef object _waiting
+    cdef object __weakref__
+
+    def __cinit__(self, *_, **__):
+        self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
+
+    def __init__(self, rate, burst=None, *, clock=None):
+        rate = positive("rate", rate)
+        burst = max(rate, 1.0) if burst is None else positive("burst", burst)
+        self._timing = Timing(clock)
+        self._limit = Limit(rate, 1.0, burst)
+        self._rule = make_rule(TOKEN_BUCKET, self._limit, self._timing)
+        cell_clear(TOKEN_BUCKET, &self._cell)
+        self._waiting = Schedule(self._timing, self._timing.tick)
+
+    def try_acquire(self, double n=1.0):
+        """Take `n` tokens if they are there now."""
+        cdef double now
+        if not 0.0 < n <= self._rule.limit:
+            raise self._bad_amount(n)
+        now = self._timing.now()
+        if bucket_wait(&self._rule, &self._cell, now, n) > 0.0:
+            return False
+        bucket_charge(&self._rule, &self._cell, now, n)
+        return True
+
+    def check(self, double n=1.0):
+        """Take `n` tokens if they are there now, and tell all about it. `check(0)` only looks."""
+        cdef double now, wait
+        if not 0.0 <= n <= self._rule.limit:
+            raise self._bad_amount(n)
+        now = self._timing.now()
+        wait = bucket_wait(&self._rule, &self._cell, now, n)
+        if wait == 0.0 and n > 0.0:
+            bucket_charge(&self._rule, &self._cell, now, n)
+        return self._decision(now, wait)
+
+    def acquire(self, double n=1.0, timeout=None):
+        """Wait for `n` tokens; return the seconds waited.
+
+        Raises `RateLimited` when they will not be there within `timeout` seconds:
+        at once, for that is known at once.
+        """
+        cdef double seconds = INFINITY if timeout is None else timeout_seconds(timeout)
+        if self.try_acquire(n):
+            return 0.0
+        sleeper = ThreadSleeper(self._timing.clock)
+        return sleeper.wait(self._keep(n, seconds, sleeper))
+
+    async def acquire_async(self, n=1.0, timeout=None):
+        """As `acquire`, for tasks. A cancelled one gives its tokens and its place back."""
+        seconds = INFINITY if timeout is None else timeout_seconds(timeout)
+        if self.try_acquire(n):
+            return 0.0
+        sleeper = TaskSleeper(self._timing.clock)
+        return await sleeper.wait(self._keep(n, seconds, sleeper))
+
+    def refund(self, double n):
+        """Put `n` tokens back; what would not fit is lost. Those who wait move up."""
+        if not 0.0 < n < INFINITY:
+            raise ValueError(f"n must be a finite number above 0, got {n!r}")
+        self._fill(n)
+
+    def reset(self):
+        """Fill the bucket. Those who wait are served from it, in their order."""
+        self._fill(INFINITY)
+
+    @property
+    def available(self):
+        """Tokens that could be taken now."""
+        return larger(self._rule.limit - bucket_used(&self._rule, &self._cell, self._timing.now()), 0.0)
+
+    @property
+    def waiting(self):
+        """How many wait in `acquire`."""
+        return len(self._waiting)
+
+    @property
+    def rate(self):
+        return self._rule.rate
+
+    @property
+    def burst(self):
+        return self._rule.limit
+
+    def __enter__(self):
+        self.acquire()
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    async def __aenter__(self):
+        await self.acquire_async()
+        return self
+
+    async def __aexit__(self, *_):
+        return None
+
+    def __repr__(self):
+        return f"TokenBucket(rate={self.rate:g}/s, burst={self.burst:g}, available={self.available:g})"
+
+    def _keep(self, double n, double timeout, sleeper):
+        return self._waiting.keep(lambda: self._reserve(n, timeout), self._give_back, sleeper)
+
+    def _reserve(self, double n, double timeout):
+        cdef double now = self._timing.now()
+        cdef double wait = bucket_wait(&self._rule, &self._cell, now, n)
+        if wait > timeout:
+            raise RateLimited(self._decision(now, wait))
+        bucket_charge(&self._rule, &self._cell, now, n)
+        return now + wait, n
+
+    def _give_back(self, double n):
+        self._cell -= n
+        return n / self._rule.rate
+
+    def _fill(self, double most):
+        def change(held):
+            # Those who wait have taken theirs from the future; only what others spent comes back.
+            cdef double spent = bucket_used(&self._rule, &self._cell, self._timing.now())
+            return self._give_back(smaller(most, larger(spent - <double>sum(held), 0.0)))
+
+        self._waiting.move_up(change)
+
+    cdef Decision _decision(self, double now, double wait):
+        cdef double used = bucket_used(&self._rule, &self._cell, now)
+        return decide(
+            wait == 0.0, self._limit, larger(self._rule.limit - used, 0.0), wait, used / self._rule.rate
+        )
+
+    cdef object _bad_amount(self, double n):
+        return ValueError(f"n must be above 0 and at most the burst of {self.burst:g}, got {n!r}")

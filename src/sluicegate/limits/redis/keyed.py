@@ -1,0 +1,201 @@
+"""`RedisKeyed`: one limit for many hosts, for threads.
+
+A thin shell: it carries out the plans of `Judge` over a `RedisPool`, each within one
+time-out, and waits in `acquire` as `Keyed` does, in the order of callers. It starts no
+thread for a call. Nothing it does raises because Redis is away, but `reset`.
+"""
+
+import os
+import weakref
+from time import monotonic
+from types import TracebackType
+from typing import TypeVar
+
+from sluicegate.clock import Clock
+from sluicegate.errors import ProtocolError, Unavailable
+from sluicegate.limits._decision import Decision
+from sluicegate.limits.checks import positive, timeout_seconds
+from sluicegate.limits.denial import RateLimited
+from sluicegate.limits.limit import Key, Limit, LimitLike
+from sluicegate.limits.redis.judge import Judge, Plan
+from sluicegate.limits.redis.metrics import RedisMetrics
+from sluicegate.limits.waiting import Lines, ThreadSleeper
+from sluicegate.stores.pool import RedisPool
+
+__all__ = ["RedisKeyed"]
+
+SHORTEST_NAP = 0.001  # seconds between two questions of one who waits
+CLOSE_SECONDS = 1.0
+
+Answer = TypeVar("Answer")
+
+
+class RedisKeyed:
+    """One limiter per key, shared by all who use the same Redis, prefix and limit.
+
+    `limit`, `algorithm` and keys are as in `Keyed`. `mode` is "exact" (one round trip per
+    call) or "leased" (permits taken in lots and spent here). When Redis does not answer
+    within `timeout` seconds, `on_error` decides here for a while: "local" (the limit
+    divided by the number of nodes), "allow" or "deny". `nodes` is that number, or None:
+    then it is learned from Redis. `lot` fixes what a lease takes at once; None follows
+    each key's rate. `prefix` stands before every key in Redis.
+    """
+
+    blocks = True  # its thread, for a round trip: not for use in an event loop
+
+    def __init__(
+        self,
+        url: str,
+        limit: LimitLike,
+        *,
+        algorithm: str = "token_bucket",
+        mode: str = "exact",
+        on_error: str = "local",
+        timeout: float = 0.1,
+        nodes: int | None = None,
+        lot: float | None = None,
+        prefix: str = "sluicegate:",
+        clock: Clock | None = None,
+    ) -> None:
+        self._timeout = positive("timeout", timeout)
+        self._pool = RedisPool(url, self._timeout)
+        self._judge = Judge(
+            limit, algorithm, mode, on_error, nodes, lot, prefix, clock, self._pool.is_cluster
+        )
+        self._prefix = prefix
+        self._leases = self._judge.leases
+        self._clock = clock
+        self._lines = Lines(monotonic if clock is None else clock.now)
+        self._is_closed = False
+        forget = weakref.WeakMethod(self._forget)
+        os.register_at_fork(after_in_child=lambda: (found := forget()) and found())
+
+    def allow(self, key: Key, cost: float = 1.0) -> bool:
+        """Charge `cost` to `key` if it fits now."""
+        if self._leases is not None:
+            allowed = self._leases.spend(key, cost)
+            if allowed is not None:
+                return allowed
+        deadline = monotonic() + self._timeout
+        usual = self._judge.usual(key, cost)
+        if usual is not None:
+            ticket, command = usual
+            try:
+                reply = self._pool.ask(command, deadline)
+            except (Unavailable, ProtocolError) as error:
+                return self._judge.unanswered(ticket, key, cost, error)
+            if reply == 1 or reply == 0:
+                is_allowed: bool = reply == 1
+                self._judge.tally.count(is_allowed, False)
+                return is_allowed
+        return self._carry_out(self._judge.allow(key, cost), deadline)
+
+    def check(self, key: Key, cost: float = 1.0) -> Decision:
+        """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
+        return self._carry_out(self._judge.check(key, cost))
+
+    def acquire(self, key: Key, cost: float = 1.0, timeout: float | None = None) -> float:
+        """Wait until `cost` fits; return the seconds waited.
+
+        Those who wait for one key in this process go in their order. Raises `RateLimited`
+        when it does not fit within `timeout` seconds: at once, where that is known at once.
+        """
+        seconds = timeout_seconds(timeout)
+        self._judge.checked(cost)
+        if key not in self._lines and self.allow(key, cost):
+            return 0.0
+        last = Decision(False)
+
+        def attempt() -> float:
+            nonlocal last
+            last = self.check(key, cost)
+            return 0.0 if last.allowed else max(last.retry_after, SHORTEST_NAP)
+
+        def refuse() -> RateLimited:
+            return RateLimited(last if last.limit is not None else refused(self.check(key, 0)))
+
+        sleeper = ThreadSleeper(self._clock)
+        return sleeper.wait(self._lines.queue(key, attempt, refuse, seconds, sleeper))
+
+    def refund(self, key: Key, cost: float) -> None:
+        """Give `cost` back, as if it had been taken just now. Never fills above full."""
+        self._carry_out(self._judge.refund(key, cost))
+        self._lines.wake_head(key)
+
+    def reset(self, key: Key) -> None:
+        """Forget what `key` has used. Raises `Unavailable` when Redis cannot be told."""
+        self._carry_out(self._judge.reset(key))
+        self._lines.wake_head(key)
+
+    def close(self) -> None:
+        """Give back what is leased and close the connections. Decisions go on locally."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._carry_out(self._judge.close(), monotonic() + CLOSE_SECONDS)
+        self._pool.close()
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        return self._judge.limits
+
+    @property
+    def algorithm(self) -> str:
+        return self._judge.algorithm
+
+    @property
+    def mode(self) -> str:
+        return self._judge.mode
+
+    @property
+    def place(self) -> str:
+        """Where it counts: two limiters with one place share what their keys have used."""
+        return f"{self._pool.address}, prefix {self._prefix!r}"
+
+    @property
+    def metrics(self) -> RedisMetrics:
+        """How it is doing, now."""
+        return self._judge.metrics()
+
+    def __enter__(self) -> "RedisKeyed":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"RedisKeyed({self._judge.describe()})"
+
+    def _carry_out(self, plan: Plan[Answer], deadline: float | None = None) -> Answer:
+        if deadline is None:
+            deadline = monotonic() + self._timeout
+        exchange = self._pool.exchange
+        try:
+            request = next(plan)
+            while True:
+                try:
+                    replies = exchange(*request, deadline)
+                except (Unavailable, ProtocolError) as error:
+                    request = plan.throw(error)
+                else:
+                    request = plan.send(replies)
+        except StopIteration as done:
+            answer: Answer = done.value
+            return answer
+        finally:
+            plan.close()
+
+    def _forget(self) -> None:
+        self._judge.forget()
+        self._lines = Lines(monotonic if self._clock is None else self._clock.now)
+
+
+def refused(look: Decision) -> Decision:
+    """What is known of a key, for one whose time ended while he stood behind others."""
+    again = max(look.retry_after, SHORTEST_NAP)
+    return Decision(False, look.limit, look.remaining, again, max(look.reset_after, again))

@@ -1,0 +1,248 @@
+"""`Central`: the server of a fleet's quotas, for programs and for the command line.
+
+    async with Central("limits.toml") as central: ...     in a program's own loop
+    with Central("limits.toml") as central: ...           in a thread with a loop of its own
+    Central("limits.toml").run()                          until SIGTERM or SIGINT
+
+What makes no sense raises when the object is made; what the world refuses (a port that is taken,
+limits that cannot be read) when it starts. The parts that need `starlette` and `uvicorn` are
+imported at the start.
+"""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sluicegate.errors import ConfigError
+from sluicegate.quota.central.apart import apart
+from sluicegate.quota.central.tokens import Tokens, is_loopback
+from sluicegate.quota.ledger import Assignment, Ledger
+from sluicegate.quota.service import MakeService, installed_services
+from sluicegate.quota.wire.bounds import Bounds
+
+if TYPE_CHECKING:
+    from sluicegate.quota.central.server import Server
+    from sluicegate.quota.central.switchboard import Switchboard
+    from sluicegate.quota.sources import LimitsSource
+
+__all__ = ["Central"]
+
+_logger = logging.getLogger("sluicegate.quota")
+
+_CLOSE_SECONDS = 1.0  # for the source of the limits
+_USUAL_BOUNDS = Bounds()
+_NO_SERVER = "the central needs more packages: pip install 'sluicegate[server]'"
+
+
+class Central:
+    """One central: `limits` is a file, a URL, a function, a list of entries, or a source."""
+
+    def __init__(
+        self,
+        limits: Any,
+        *,
+        name: str = "central",
+        listen: str = "127.0.0.1:7411",
+        slot_seconds: float = 1.0,
+        node_token: str | None = None,
+        admin_token: str | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        state: str | Path | None = None,
+        services: Mapping[str, MakeService] | None = None,
+        assignment: Assignment = "fair",
+        max_connections: int = 10_000,
+        bounds: Bounds = _USUAL_BOUNDS,
+    ) -> None:
+        if not isinstance(name, str) or not 1 <= len(name.encode()) <= bounds.name_bytes:
+            raise ValueError(f"name must have 1 to {bounds.name_bytes} bytes, got {name!r}")
+        if not name.isprintable():  # it stands in logs, and in the line that says where we listen
+            raise ValueError(f"name must have no control characters, got {name!r}")
+        if max_connections < 1:
+            raise ValueError(f"max_connections must be 1 or more, got {max_connections!r}")
+        if (tls_cert is None) != (tls_key is None):
+            raise ConfigError("a certificate and its key go together, got one of them")
+        self.name = name
+        self._host, self._port = _address(listen)
+        self._tokens = Tokens(node_token, admin_token)
+        if not is_loopback(self._host) and not self._tokens.are_set:
+            raise ConfigError(
+                f"other machines may be able to reach {listen}, and there is no token for nodes or "
+                f"none for administrators: set both (--token-file), or listen on 127.0.0.1"
+            )
+        self._limits = limits
+        self._tls = (None, None) if tls_cert is None else (str(tls_cert), str(tls_key))
+        self._state = state
+        self._make_ledger: Callable[[Any], Ledger] = lambda entries: Ledger(
+            entries,
+            slot_seconds=slot_seconds,
+            assignment=assignment,
+            services=installed_services() if services is None else services,
+        )
+        self._make_ledger([])  # what makes no sense raises now
+        self._max_connections = max_connections
+        self._bounds = bounds
+        self._server: Server | None = None
+        self._source: LimitsSource | None = None
+        self._thread: _LoopThread | None = None
+        self.board: Switchboard | None = None  # once it has started
+
+    def __repr__(self) -> str:
+        if self._server is None:
+            return f"Central({self.name}, not started)"
+        return f"Central({self.name}, {self.url}, {self.board!r})"
+
+    @property
+    def url(self) -> str:
+        """Where it listens: http://… or https://…; nodes take it too."""
+        if self._server is None:
+            raise RuntimeError("the central has not started yet")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        scheme = "http" if self._tls[0] is None else "https"
+        return f"{scheme}://{host}:{self._server.port}"
+
+    @property
+    def ws_url(self) -> str:
+        """The same for a websocket: ws://… or wss://…"""
+        return "ws" + self.url.removeprefix("http")
+
+    # In a loop
+
+    async def start(self) -> None:
+        if self._server is not None:
+            raise RuntimeError("the central has started already")
+        try:
+            from sluicegate.quota.central.opening import open_board
+            from sluicegate.quota.central.server import Server
+        except ImportError as error:
+            raise ConfigError(f"{_NO_SERVER} ({error})") from error
+        opened = await apart(lambda: open_board(self._limits, self._make_ledger, self._state))
+        self._source = opened.keeper.source
+        try:
+            self.board = opened.board(self.name, self._tokens, self._max_connections, self._bounds)
+            server = Server(
+                self.board,
+                opened.state_file,
+                host=self._host,
+                port=self._port,
+                tls_cert=self._tls[0],
+                tls_key=self._tls[1],
+            )
+            await server.start()
+        except BaseException:
+            self._source.close()
+            raise
+        self._server = server
+        _logger.info(
+            "central %s listens on %s, epoch %d", self.name, self.url, self.board.state.epoch
+        )
+
+    async def close(self) -> None:
+        """Answer what has come in, write the state, tell the nodes, and stop.
+
+        `Unavailable`: it has stopped, but the state could not be written.
+        """
+        server, self._server = self._server, None
+        if server is None:
+            return
+        try:
+            await server.close()
+        finally:
+            assert self._source is not None
+            # One that hangs may hold what it would need to be closed.
+            done, _ = await asyncio.wait([apart(self._source.close)], timeout=_CLOSE_SECONDS)
+            for closed in done:
+                closed.result()
+        _logger.info("central %s has stopped", self.name)
+
+    async def __aenter__(self) -> "Central":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # In a thread
+
+    def __enter__(self) -> "Central":
+        self._thread = _LoopThread(f"central {self.name}")
+        try:
+            self._thread.run(self.start())
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._thread is not None
+        try:
+            self._thread.run(self.close())
+        finally:
+            self._thread.stop()
+
+    # As a process
+
+    def run(self, started: Callable[["Central"], object] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT; `started` is called when it listens."""
+        asyncio.run(self._serve(started))
+
+    async def _serve(self, started: Callable[["Central"], object] | None) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        stopping = asyncio.create_task(stop.wait())
+        starting = asyncio.create_task(self.start())
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()  # limits that cannot be read yet must not hold up a stop
+            await asyncio.gather(starting, return_exceptions=True)
+            return
+        await starting
+        try:
+            if started is not None:
+                started(self)
+            await stopping
+        finally:
+            await self.close()
+
+
+class _LoopThread:
+    """A thread that runs an event loop until it is stopped."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def stop(self) -> None:
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"expected HOST:PORT to listen on, got {listen!r}")
+    return host, int(port)

@@ -1,0 +1,151 @@
+"""The file a central goes on from after a restart: its epoch and a snapshot of its ledger.
+
+    8 bytes   "sgstate1"
+    4 bytes   CRC-32 of the epoch
+    8 bytes   the epoch, little-endian
+    the rest  `Ledger.snapshot()`, which has a check sum of its own
+
+It is written beside its place and renamed into it, so that a crash at any instruction leaves the
+old one or the new one. A file that is torn all the same (a disk does that) is set aside under
+another name with a line in the log, and the central begins with empty books: slower for a second,
+but never dead. A file that cannot be read at all, for want of a right, and one of slots of another
+length stop the start: to write over it would lose what is in it.
+
+A writer that was killed leaves what it had begun, `.FILE.xxxxxxxx.new`. It held a lock on it, which
+ended with it: the next start removes what nobody holds.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import struct
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+from sluicegate.errors import ConfigError
+from sluicegate.quota.ledger import Ledger
+from sluicegate.quota.snapshot import OtherSlots
+
+__all__ = ["StateFile"]
+
+_logger = logging.getLogger("sluicegate.quota")
+
+_MAGIC = b"sgstate1"
+_HEAD = struct.Struct("<8sIQ")
+_EPOCH = struct.Struct("<Q")
+
+
+class StateFile:
+    """Reads and writes one file. `write` may be called in a thread, one at a time."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"StateFile({str(self.path)!r})"
+
+    def restore(self, ledger: Ledger) -> int:
+        """Bring a new ledger up to the file. The epoch that stands in it; 0: none."""
+        if self.path.exists() and not self.path.is_file():
+            raise ConfigError(f"the state file {self.path} must be a regular file, and is none")
+        self._remove_leftovers()
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            self._check_folder()
+            return 0
+        except OSError as error:
+            raise ConfigError(
+                f"the state file {self.path} cannot be read: {error}; make it readable or name "
+                f"another one"
+            ) from None
+        epoch = 0
+        try:
+            epoch = _epoch(raw)
+            ledger.restore(raw[_HEAD.size :])
+        except OtherSlots as error:
+            raise ConfigError(
+                f"the state file {self.path} does not go with the length of a slot (--slot): "
+                f"{error}; set it as it was, or name another file"
+            ) from None
+        except ConfigError as error:
+            self._set_aside(error)
+        return epoch
+
+    def _remove_leftovers(self) -> None:
+        leftover = re.compile(rf"\.{re.escape(self.path.name)}\.[a-z0-9_]{{8}}\.new")
+        with contextlib.suppress(OSError):  # what cannot be removed does no harm
+            for name in os.listdir(self.path.parent):
+                if leftover.fullmatch(name):
+                    _remove_unless_held(self.path.parent / name)
+
+    def _check_folder(self) -> None:
+        """Better told now than at the first write."""
+        folder = self.path.parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"the state file {self.path} cannot be written: {folder} must be a folder that "
+                f"can be written to"
+            )
+
+    def _set_aside(self, error: ConfigError) -> None:
+        aside = self.path.with_name(f"{self.path.name}.torn-{int(time.time())}")
+        try:
+            self.path.rename(aside)
+        except OSError as failure:
+            raise ConfigError(f"{self.path} cannot be set aside: {failure}; {error}") from None
+        _logger.error("starting with empty books: %s; set aside as %s", error, aside)
+
+    def write(self, epoch: int, snapshot: bytes) -> int:
+        """Put a new file in the place of the old one; how many bytes it has."""
+        raw_epoch = _EPOCH.pack(epoch)
+        head = _HEAD.pack(_MAGIC, zlib.crc32(raw_epoch), epoch)
+        descriptor, temporary = tempfile.mkstemp(".new", f".{self.path.name}.", self.path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                file.write(head)
+                file.write(snapshot)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self._sync_folder()
+        return len(head) + len(snapshot)
+
+    def _sync_folder(self) -> None:
+        """The renaming itself is safe only when the folder is on the disk."""
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _remove_unless_held(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            _logger.info("removed %s, which a writer that was killed has left", path)
+        finally:
+            os.close(descriptor)
+
+
+def _epoch(raw: bytes) -> int:
+    if len(raw) < _HEAD.size:
+        raise ConfigError(f"the state file has {len(raw)} bytes, expected {_HEAD.size} or more")
+    magic, crc, epoch = _HEAD.unpack_from(raw)
+    if magic != _MAGIC:
+        raise ConfigError(f"the state file begins with {magic!r}, expected {_MAGIC!r}")
+    if zlib.crc32(_EPOCH.pack(epoch)) != crc:
+        raise ConfigError("the check sum of the state file's head is wrong")
+    return int(epoch)

@@ -1,0 +1,243 @@
+"""`Node`: the end node of a Python service.
+
+    node = Node("ws://central:7411", node_id="web-1", services=["front"], token=...)
+    node.start()
+    ...
+    node.throttle("front", user)                      raises Throttled, or the request may begin
+    node.consume("front", user, {"requests": 1})      it has ended
+
+Three parts, and this one only puts them together: the `Host` decides and counts, in shared
+memory and compiled code; `Reporting` is a thread that talks to the centrals; this object has
+their faces. Its `allows`, `throttle` and `consume` are the host's own bound methods, because a
+Python method around them would cost more than the decision.
+
+- All workers of a service on a host make a `Node` with the same `node_id` and `shared`, and count
+  together; one of them reports. It may be made, and started, before the workers are forked: each
+  child then has a thread of its own.
+- `start` does not wait for a central. Until one has answered, `fallback` rules.
+- A node that was started lives until `close`, whoever else holds it. A process that exits without
+  it (`sys.exit`, the end of its program) closes it then, which takes some seconds at most.
+- After `close` the node is over; a new one may be made.
+"""
+
+import asyncio
+import atexit
+import logging
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from sluicegate.clock import Clock
+from sluicegate.errors import ConfigError
+from sluicegate.limits.checks import positive
+from sluicegate.quota._host import Host
+from sluicegate.quota.node.addresses import central_urls
+from sluicegate.quota.node.standing import EndNodeStatus, of_memory, prometheus_text
+
+if TYPE_CHECKING:
+    import ssl
+
+    from sluicegate.quota.node.reporting import Reporting
+
+__all__ = ["Node"]
+
+_TOKEN = re.compile(r"[!-~]{1,500}")
+
+log = logging.getLogger("sluicegate.quota.node")
+
+
+class _Allows(Protocol):
+    def __call__(
+        self, service: str, user: str, expect: Mapping[str, float] | None = None
+    ) -> bool: ...
+
+
+class _Throttle(Protocol):
+    def __call__(
+        self, service: str, user: str, expect: Mapping[str, float] | None = None
+    ) -> None: ...
+
+
+class _Consume(Protocol):
+    def __call__(self, service: str, user: str, amounts: Mapping[str, float]) -> None: ...
+
+
+class Node:
+    """One end node, as seen by one process.
+
+    `centrals`: the URL of a central, or those of several. `node_id`: the name of this host at the
+    centrals, the same in all its workers and on no other host. `services`: what is throttled
+    here. `token`: the centrals' node token. `shared`: the name or path of the workers' common
+    memory. `fallback`: units per second of each resource for a user of whom no central has told
+    anything. `ca_file`: whom to trust behind `wss://`, instead of the system's authorities.
+    """
+
+    allows: _Allows
+    throttle: _Throttle
+    consume: _Consume
+
+    def __init__(
+        self,
+        centrals: str | Iterable[str],
+        *,
+        node_id: str,
+        services: Iterable[str],
+        token: str | None = None,
+        shared: str | None = None,
+        fallback: Mapping[str, float] | None = None,
+        slot_seconds: float = 1.0,
+        ca_file: str | os.PathLike[str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.centrals = central_urls(centrals)
+        self.node_id = _name("node_id", node_id, 200)
+        if isinstance(services, str):
+            raise TypeError(f"services takes several names, like [{services!r}], got {services!r}")
+        self.services = tuple(_name("a service", service, 50) for service in services)
+        if not self.services:
+            raise ValueError(f"services must name one or more, got {services!r}")
+        if token is not None and not _TOKEN.fullmatch(token):
+            raise ValueError("token must be 1 to 500 printable ASCII characters without spaces")
+        self._token = token
+        if not 0.1 <= positive("slot_seconds", slot_seconds) <= 3600.0:
+            raise ValueError(f"slot_seconds must be from 0.1 to 3600, got {slot_seconds!r}")
+        self._slot_seconds = slot_seconds
+        self._tls = _tls(self.centrals, ca_file)
+        self._host = Host(
+            node_id,
+            self.services,
+            shared=shared,
+            fallback=fallback,
+            slot_seconds=slot_seconds,
+            clock=clock,
+        )
+        self.allows = self._host.allows
+        self.throttle = self._host.throttle
+        self.consume = self._host.consume
+        self._reporting: Reporting | None = None
+        self._abandoned: list[Reporting] = []  # the parent's, which must not be collected
+        self._is_closed = False
+        self._changing = threading.Lock()  # held by who starts or closes
+        os.register_at_fork(after_in_child=_start_in_child(weakref.ref(self)))
+
+    def start(self) -> None:
+        """Begin to talk to the centrals, in the background; again, it does nothing."""
+        # websockets is an extra: programs that limit without centrals do without it.
+        from sluicegate.quota.node.link import LinkOptions
+        from sluicegate.quota.node.reporting import Reporting
+
+        with self._changing:
+            if self._is_closed:
+                raise RuntimeError(f"node {self.node_id!r} is closed: make a new one")
+            if self._reporting is None:
+                options = LinkOptions(self._token, self._slot_seconds, self._tls)
+                self._reporting = Reporting(
+                    self._host, self.node_id, self.services, self.centrals, options
+                )
+                atexit.unregister(self.close)  # of the parent that we were forked from
+                atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the thread and let go of the memory. The last worker says that the node leaves."""
+        atexit.unregister(self.close)
+        with self._changing:
+            self._is_closed = True
+            reporting, self._reporting = self._reporting, None
+        if reporting is not None:
+            reporting.stop()
+        self._host.close()
+
+    def status(self) -> EndNodeStatus:
+        """How the node stands, as far as this worker knows."""
+        reporting = self._reporting
+        if reporting is None:
+            if self._is_closed:
+                return EndNodeStatus(self.node_id, False, False, None)
+            now = self._host.now()
+            return of_memory(self._host, now, is_started=False, reporter_pid=None)
+        return reporting.status()
+
+    def metrics(self) -> str:
+        """The status as Prometheus text. Of all workers, the one that reports has the most."""
+        return prometheus_text(self.status())
+
+    def _after_fork(self) -> None:
+        self._changing = threading.Lock()  # a thread that is not here may have held the other
+        reporting, self._reporting = self._reporting, None
+        if reporting is None:
+            return
+        self._abandoned.append(reporting)
+        reporting.abandon()
+        try:
+            self.start()
+        except ConfigError:
+            log.exception("node %s does not report from process %d", self.node_id, os.getpid())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "started" if self._reporting else "not started"
+        return f"Node({list(self.centrals)}, node_id={self.node_id!r}, {state})"
+
+
+def _name(what: str, name: str, most: int) -> str:
+    """A name as the centrals take it."""
+    if not isinstance(name, str):
+        raise TypeError(f"{what} must be a str, got {name!r}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} must be text that has UTF-8, got {name!r}") from None
+    if not 1 <= size <= most:
+        raise ValueError(f"{what} must have 1 to {most} bytes of UTF-8, got {name!r}")
+    return name
+
+
+def _start_in_child(node: "weakref.ref[Node]") -> Callable[[], None]:
+    def start() -> None:
+        alive = node()
+        if alive is not None:
+            alive._after_fork()
+
+    return start
+
+
+def _tls(
+    centrals: tuple[str, ...], ca_file: str | os.PathLike[str] | None
+) -> "ssl.SSLContext | None":
+    if not any(url.startswith("wss:") for url in centrals):
+        if ca_file is not None:
+            raise ValueError(f"ca_file is for wss:// centrals, got {list(centrals)}")
+        return None
+    import ssl  # takes as long to import as all the rest
+
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigError(f"ca_file {ca_file!s} cannot be used: {error}") from error

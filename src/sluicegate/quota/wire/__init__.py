@@ -1,0 +1,81 @@
+"""How the messages of `protocol` are written on a websocket: binary frames, or JSON text frames.
+
+    node     NodeWire.write(Report | Ask) -> frame      frame -> NodeWire.read -> Ack | Quota
+    central  CentralWire.read(frame) -> Report | Ask    CentralWire.write(Ack | Quota) -> frame
+
+There is one of each for every connection, as binary frames refer to what was introduced in the
+frames before them: they must be read in the order they were written, and what has been written
+must be sent. (Who wants to leave out a quota that a newer one has replaced does so before it is
+written.) A frame that makes no sense raises ProtocolError with a reason, and the connection
+is of no use after it. The page docs/protocol.md has the format byte by byte.
+"""
+
+from collections.abc import Generator
+
+from sluicegate.errors import ProtocolError
+from sluicegate.quota.ledger import Ledger
+from sluicegate.quota.protocol import Ack, Ask, Quota, Report
+from sluicegate.quota.wire import text
+from sluicegate.quota.wire._text import TextEntries
+from sluicegate.quota.wire.bounds import SUBPROTOCOL, Bounds
+from sluicegate.quota.wire.frames import FrameReader, FrameWriter
+
+__all__ = ["SUBPROTOCOL", "Bounds", "CentralWire", "NodeWire"]
+
+_USUAL = Bounds()
+
+
+class CentralWire:
+    """The central's end of one connection. Answers in the kind of the last frame it has read."""
+
+    def __init__(self, ledger: Ledger, bounds: Bounds = _USUAL) -> None:
+        self._bounds = bounds
+        self._reader = FrameReader(bounds)
+        self._writer = FrameWriter(bounds)
+        self._entries = TextEntries()
+        self._is_text = False
+
+    def read(self, frame: bytes | str) -> Report | Ask:
+        """What the node has sent; ProtocolError when it makes no sense."""
+        self._is_text = isinstance(frame, str)
+        if isinstance(frame, str):
+            return text.read_message(frame, self._entries, self._bounds)
+        message = self._reader.read(frame)
+        if not isinstance(message, Report | Ask):
+            raise ProtocolError(f"a node sends {type(message).__name__}, expected Report or Ask")
+        return message
+
+    def write(self, message: Ack | Quota) -> bytes | str:
+        """A frame to the node, which must be sent."""
+        if self._is_text:
+            return text.write_answer(message, self._bounds)
+        return self._writer.write(message)
+
+    def writing(self, message: Ack | Quota) -> Generator[None, None, bytes | str]:
+        """As `write`, in steps of some milliseconds; nothing else may be written between them."""
+        if self._is_text:
+            return text.write_answer(message, self._bounds)
+        return (yield from self._writer.writing(message))
+
+
+class NodeWire:
+    """The node's end of one connection."""
+
+    def __init__(self, *, binary: bool = True, bounds: Bounds = _USUAL) -> None:
+        self._bounds = bounds
+        self._reader = FrameReader(bounds)
+        self._writer = FrameWriter(bounds)
+        self._is_text = not binary
+
+    def read(self, frame: bytes | str) -> Ack | Quota:
+        """What the central has sent; ProtocolError when it makes no sense."""
+        if isinstance(frame, str):
+            return text.read_answer(frame, self._bounds)
+        message = self._reader.read(frame)
+        if not isinstance(message, Ack | Quota):
+            raise ProtocolError(f"a central sends {type(message).__name__}, expected Ack or Quota")
+        return message
+
+    def write(self, message: Report | Ask) -> bytes | str:
+        """A frame to the central, which must be sent."""
+        return text.write_message(message) if self._is_text else self._writer.write(message)

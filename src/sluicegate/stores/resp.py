@@ -1,0 +1,92 @@
+"""RESP, the protocol of Redis: commands packed, replies read by hiredis and bounded.
+
+`Replies` is fed what comes from one socket and gives whole replies. A reply that Redis
+sends as an error is a value, an `ErrorReply`, for in a pipeline it concerns its own
+command alone. Bytes that are no RESP, and replies of more than `MOST_BYTES`, raise
+`ProtocolError`; nothing of that connection can be trusted afterwards.
+"""
+
+from types import ModuleType
+from typing import Any
+
+from sluicegate.errors import ProtocolError, Unavailable
+
+__all__ = ["MOST_BYTES", "ErrorReply", "Replies", "load", "pack"]
+
+MOST_BYTES = 16 * 1024 * 1024
+
+
+class ErrorReply(Unavailable):
+    """Redis answered with an error; `code` is its first word, such as LOADING or MOVED."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"Redis answered: {message}")
+        self.message = message
+        self.code = message.partition(" ")[0]
+
+    @property
+    def is_of_replica(self) -> bool:
+        """A failover made this server a replica. Before Redis 7, a script's error hides it."""
+        return self.code == "READONLY" or "-READONLY" in self.message
+
+
+def load(name: str) -> ModuleType:
+    """Import redis or hiredis, or say in one sentence what to install."""
+    try:
+        return __import__(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"to use Redis, sluicegate needs the packages redis and hiredis, and {error.name!r} "
+            "is missing: pip install redis hiredis"
+        ) from None
+
+
+def pack(*words: bytes | str | int | float) -> bytes:
+    """One command as it goes over the wire."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        if isinstance(word, float):
+            word = repr(word)
+        text = word if isinstance(word, bytes) else str(word).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(text), text))
+    return b"".join(parts)
+
+
+class Replies:
+    """The replies of one connection, in their order."""
+
+    __slots__ = ("_fed", "_nothing", "_reader")
+
+    def __init__(self) -> None:
+        self._nothing = object()
+        reader = load("hiredis").Reader(
+            protocolError=ProtocolError, replyError=ErrorReply, notEnoughData=self._nothing
+        )
+        self._reader = reader
+        self._fed = 0  # since the last whole reply
+
+    def feed(self, data: bytes) -> None:
+        self._fed += len(data)
+        self._reader.feed(data)
+
+    def take(self, most: int) -> list[Any]:
+        """The whole replies that are there, at most so many."""
+        replies: list[Any] = []
+        while len(replies) < most:
+            try:
+                reply = self._reader.gets()
+            except MemoryError:  # a list that is announced to be longer than could ever come
+                raise ProtocolError("a reply of Redis announces more than fits in memory") from None
+            except (TypeError, ValueError, OverflowError) as error:  # a list as a key, say
+                raise ProtocolError(f"a reply of Redis makes no sense: {error}") from None
+            if reply is self._nothing:
+                break
+            replies.append(reply)
+            self._fed = 0
+        if self._fed > MOST_BYTES:
+            raise ProtocolError(f"a reply of Redis is larger than {MOST_BYTES} bytes")
+        return replies
+
+    def has_more(self) -> bool:
+        """Whether something is there that nobody has taken yet."""
+        return bool(self._reader.has_data())

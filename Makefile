@@ -9,7 +9,7 @@ CORE := $(shell find src -name '*.pyx' -o -name '*.pxd')
 # Tests with real processes mostly wait: one more at a time than there are cores.
 PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(($$(nproc) + 1))) --dist loadfile --no-loadscope-reorder
 # What computes and has no real time in it: a busy machine makes it slower, and nothing else.
-WITHOUT_REAL_TIME := --ignore=tests/sim --ignore=tests/simulation --ignore=tests/test_package.py -m "not hypothesis"
+WITHOUT_REAL_TIME := --ignore=tests/sim --ignore=tests/test_package.py -m "not hypothesis"
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help demo test test-busy lint bench soak clean

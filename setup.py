@@ -22,12 +22,12 @@ class BuildCore(build_ext):
         compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
         if shutil.which(compiler) is None:
             sys.exit(
-                f"sluicegate: the C compiler {compiler!r} was not found; sluicegate's core is compiled "
+                f"sluicegate: the C compiler {compiler!r} was not found; the core is compiled "
                 "when it is installed: install gcc (Debian: apt-get install gcc) and try again"
             )
         if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
             sys.exit(
-                "sluicegate: the C headers of Python were not found; sluicegate's core is compiled "
+                "sluicegate: the C headers of Python were not found; its core is compiled "
                 "when it is installed: install them (Debian: apt-get install python3-dev) and try "
                 "again"
             )

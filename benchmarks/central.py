@@ -26,9 +26,9 @@ from benchmarks.harness import Row
 from benchmarks.quota import CAPACITY, NODES, RATE, RESOURCES, demand_of
 from benchmarks.thousand_nodes import measure
 from sluicegate.quota import Entry, Ledger
-from sluicegate.quota.protocol import Ask, Line, Quota, Report
+from sluicegate.quota.messages import Ask, Line, Quota, Report
 from sluicegate.quota.wire import CentralWire, NodeWire
-from sluicegate.quota.wire.text import write_classic
+from sluicegate.quota.wire.json_frames import write_classic
 
 NOTES = "Times are of the thread, per cell, of the best of several slots."
 START = 1_800_000_000
@@ -177,7 +177,7 @@ class OurCentral:
         self._users = [f"user:{number}" for number in range(users)]
         self._cells = len(NODES) * users * len(RESOURCES)
         self._nodes = [NodeWire(binary=kind == "binary") for _ in NODES]
-        self._wires = [CentralWire(self._ledger) for _ in NODES]
+        self._wires = [CentralWire() for _ in NODES]
         self._slot = 0
 
     def run_slot(self) -> Stages:

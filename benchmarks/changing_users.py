@@ -14,7 +14,7 @@ import sys
 
 from benchmarks.harness import Row
 from sluicegate.quota import Entry, Ledger
-from sluicegate.quota.protocol import Ask, Line, Quota, Report
+from sluicegate.quota.messages import Ask, Line, Quota, Report
 from sluicegate.quota.wire import CentralWire, NodeWire
 
 __all__ = ["row"]
@@ -32,7 +32,7 @@ class _Connection:
     def __init__(self, node: str, ledger: Ledger) -> None:
         self._node = node
         self._ledger = ledger
-        self._ours = CentralWire(ledger)
+        self._ours = CentralWire()
         self._theirs = NodeWire()
 
     def report(self, slot: int) -> None:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from benchmarks.harness import ROUNDS, Row, compare
 from benchmarks.rows import call, empty, slower, two_processes
-from sluicegate.quota._host import Host
-from sluicegate.quota.protocol import Quota, ServiceQuota, Share
-from sluicegate.quota.reporter import Reporter
+from sluicegate.quota.messages import Quota, ServiceQuota, Share
+from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.core.reporter import Reporter
 
 NOTES = (
     f"Times are of the thread, per request, the best of {ROUNDS} rounds in turns, with the loop "
@@ -24,7 +24,7 @@ RESOURCES = ("requests", "traffic_up", "traffic_down")
 
 LOOP = """
 import os, sys, time
-from sluicegate.quota._host import Host
+from sluicegate.quota.node.core._user_table import Host
 os.sched_setaffinity(0, {int(sys.argv[3])})
 host, user = Host("bench", ["front"], shared=sys.argv[1]), sys.argv[2]
 allows, consume = host.allows, host.consume

@@ -21,9 +21,9 @@ from typing import NamedTuple, TypeVar
 
 from benchmarks.classic import ClassicBook
 from benchmarks.harness import Row, Times, in_fresh_process
-from sluicegate.quota._book import Book
-from sluicegate.quota._nodes import Nodes
-from sluicegate.quota.protocol import Line
+from sluicegate.quota.ledger._node_table import Nodes
+from sluicegate.quota.ledger._service_ledger import Book
+from sluicegate.quota.messages import Line
 from sluicegate.sim import load, run
 
 NOTES = (

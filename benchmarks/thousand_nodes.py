@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-from sluicegate.quota.fraction import fraction
-from sluicegate.quota.protocol import Line, Report
+from sluicegate.quota.messages import Line, Report
+from sluicegate.quota.stable_hash import fraction
 from sluicegate.quota.wire import SUBPROTOCOL, NodeWire
 
 __all__ = ["Answers", "measure"]

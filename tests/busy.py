@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluicegate.demo import leash
+from sluicegate.demo import die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
 _BURN = "while True: pass"
@@ -80,9 +80,16 @@ def cores() -> set[int]:
 @contextlib.contextmanager
 def load(folder: Path) -> Iterator[set[int]]:
     """Burn all cores and write to the disk; yields the processes that do."""
-    leashed = [sys.executable, "-SI", leash.__file__, str(os.getpid()), sys.executable, "-SI"]
-    commands = [[*leashed, "-c", _BURN]] * len(cores())
-    commands.append([*leashed, "-c", _WRITE, str(folder / "written")])
+    dying = [
+        sys.executable,
+        "-SI",
+        die_with_parent.__file__,
+        str(os.getpid()),
+        sys.executable,
+        "-SI",
+    ]
+    commands = [[*dying, "-c", _BURN]] * len(cores())
+    commands.append([*dying, "-c", _WRITE, str(folder / "written")])
     running = [subprocess.Popen(command) for command in commands]
     try:
         yield {process.pid for process in running}

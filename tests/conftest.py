@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from sluicegate import ManualClock
-from tests.children import Children
-from tests.parts import RedisServer
-from tests.running import (
+from tests.harness.children import Children
+from tests.harness.hooks import (
     pytest_collection_modifyitems,
     pytest_runtest_call,
     pytest_xdist_make_scheduler,
 )
+from tests.harness.servers import RedisServer
 
 __all__ = ["pytest_collection_modifyitems", "pytest_runtest_call", "pytest_xdist_make_scheduler"]
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from tests import busy
-from tests.parts import ROOT, freeze
-from tests.waits import wait_for
+from tests.harness.servers import ROOT, freeze
+from tests.harness.waits import wait_for
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 # Ends when it was continued for the third time, and prints for how long it had not run each time.

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.parts import ROOT
+from tests.harness.servers import ROOT
 
 
 def run_tests_that_hang() -> str:

@@ -12,7 +12,7 @@ from sluicegate import (
     SystemClock,
 )
 from sluicegate.ids import EPOCH
-from tests.limits.threads import run_in_threads
+from tests.harness.threads import run_in_threads
 
 START = 1_700_000_000.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waits import PATIENCE
+from tests.harness.waits import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 

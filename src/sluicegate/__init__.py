@@ -2,39 +2,46 @@
 
 Decide here, agree in the background: each decision is a look at local memory, and
 agreement between machines happens off the request's path.
+
+A name is imported when it is first used, so that a program, or a command, pays only for its parts.
 """
 
-from sluicegate.clock import ManualClock, SystemClock
-from sluicegate.errors import (
-    ClockMovedBackwards,
-    ConfigError,
-    ProtocolError,
-    SluicegateError,
-    TableFull,
-    Unavailable,
-)
-from sluicegate.ids import Snowflake, SnowflakeParts
-from sluicegate.limits import (
-    AdaptiveConcurrency,
-    AsyncRedisKeyed,
-    ConcurrencyLimit,
-    Decision,
-    FixedWindow,
-    Keyed,
-    LeakyBucket,
-    Limit,
-    RateLimited,
-    RateLimiter,
-    RedisKeyed,
-    SharedKeyed,
-    SharedTable,
-    SlidingCounter,
-    SlidingWindow,
-    TokenBucket,
-    limited,
-    parse_limits,
-)
-from sluicegate.quota import Central, Ledger, Node, Service, Throttled
+from typing import TYPE_CHECKING
+
+from sluicegate._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from sluicegate.clock import ManualClock, SystemClock
+    from sluicegate.errors import (
+        ClockMovedBackwards,
+        ConfigError,
+        ProtocolError,
+        SluicegateError,
+        TableFull,
+        Unavailable,
+    )
+    from sluicegate.ids import Snowflake, SnowflakeParts
+    from sluicegate.limits import (
+        AdaptiveConcurrency,
+        AsyncRedisKeyed,
+        ConcurrencyLimit,
+        Decision,
+        FixedWindow,
+        Keyed,
+        LeakyBucket,
+        Limit,
+        RateLimited,
+        RateLimiter,
+        RedisKeyed,
+        SharedKeyed,
+        SharedTable,
+        SlidingCounter,
+        SlidingWindow,
+        TokenBucket,
+        limited,
+        parse_limits,
+    )
+    from sluicegate.quota import Central, Ledger, Node, Service, Throttled
 
 __all__ = [
     "AdaptiveConcurrency",
@@ -71,3 +78,40 @@ __all__ = [
     "limited",
     "parse_limits",
 ]
+
+__getattr__ = lazy_exports(
+    globals(),
+    {
+        "sluicegate.clock": ["ManualClock", "SystemClock"],
+        "sluicegate.errors": [
+            "ClockMovedBackwards",
+            "ConfigError",
+            "ProtocolError",
+            "SluicegateError",
+            "TableFull",
+            "Unavailable",
+        ],
+        "sluicegate.ids": ["Snowflake", "SnowflakeParts"],
+        "sluicegate.limits": [
+            "AdaptiveConcurrency",
+            "AsyncRedisKeyed",
+            "ConcurrencyLimit",
+            "Decision",
+            "FixedWindow",
+            "Keyed",
+            "LeakyBucket",
+            "Limit",
+            "RateLimited",
+            "RateLimiter",
+            "RedisKeyed",
+            "SharedKeyed",
+            "SharedTable",
+            "SlidingCounter",
+            "SlidingWindow",
+            "TokenBucket",
+            "limited",
+            "parse_limits",
+        ],
+        "sluicegate.quota": ["Central", "Ledger", "Node", "Service", "Throttled"],
+    },
+)

@@ -2,7 +2,7 @@
 
 import sys
 
-from sluicegate.cli import main
+from sluicegate.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.math cimport fabs, floor
 from libc.stdint cimport int64_t, uint64_t
 
-from sluicegate._time cimport realtime_ms, wait_until_realtime_ms
+from sluicegate._clock cimport realtime_ms, wait_until_realtime_ms
 
 from sluicegate.clock import SystemClock
 from sluicegate.errors import ClockMovedBackwards, ConfigError

@@ -24,21 +24,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sluicegate.cli import main
-from sluicegate.demo import quota_command
-from sluicegate.demo.bars import BLOCKS
+from sluicegate.cli import demo as demo_command
+from sluicegate.cli.main import main
 from sluicegate.demo.fleet import Fleet
 from sluicegate.demo.pauses import PauseMeter
-from sluicegate.demo.quota_record import LONG_PAUSE, WARM_UP, Record, Second, judge
 from sluicegate.demo.quota_users import NODES, SERVICE, USERS, WORKERS, User
-from sluicegate.demo.tally import RING, Standing, Tally
+from sluicegate.demo.shared_counts import RING, Standing, Tally
+from sluicegate.demo.verdict import LONG_PAUSE, WARM_UP, Record, Second, judge
 from sluicegate.demo.worker import Caller
 from sluicegate.quota import Node
-from sluicegate.quota.sources.sqlite_file import SqliteFile
-from sluicegate.sim.runs import run
+from sluicegate.quota.central.sources.sqlite_file import SqliteFile
+from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import read
-from tests.parts import default_signals, freeze
-from tests.waits import PATIENCE, Output, wait_for
+from tests.harness.servers import default_signals, freeze
+from tests.harness.waits import PATIENCE, Output, wait_for
 
 STEADY, GREEDY, BURSTY, HOPPER = USERS
 DEMO = [sys.executable, "-m", "sluicegate", "demo"]
@@ -107,7 +106,7 @@ def seen() -> Seen:
     person = threading.Thread(target=paste, daemon=True)
     person.start()
     with contextlib.redirect_stdout(printed):
-        code = quota_command.run(20.0, as_json=True, console=console, bars=BLOCKS)
+        code = demo_command.run_quota(20.0, as_json=True, console=console)
     person.join(PATIENCE)
     return Seen(code, json.loads(printed.getvalue()), frames_in(terminal.getvalue()), pasted)
 
@@ -326,7 +325,7 @@ def test_a_fleet_that_cannot_start_says_why(
 def test_without_its_packages_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(quota_command, "_NEEDED", ("starlette", "no_such_package"))
+    monkeypatch.setattr(demo_command, "_NEEDED", ("starlette", "no_such_package"))
     assert main(["demo"]) == 1
     told = capsys.readouterr().err
     assert "(no_such_package): pip install 'sluicegate[server,dashboard]'" in told
@@ -335,9 +334,7 @@ def test_without_its_packages_it_says_what_to_install(
 def test_a_run_that_is_too_short_to_judge_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["demo", "--seconds", "3"])
-    assert "expected 10 or more, so that there is something to judge, got 3" in (
-        capsys.readouterr().err
-    )
+    assert "expected 10 or more, the least that can be judged, got 3" in (capsys.readouterr().err)
 
 
 # The verdict
@@ -585,7 +582,8 @@ def test_pauses_of_the_central_count_in_the_seconds_that_they_reach_into() -> No
 def test_the_central_writes_down_that_it_was_stopped(tmp_path: Path) -> None:
     log, limits = tmp_path / "pauses", tmp_path / "limits.db"
     SqliteFile(limits).close()
-    command = [sys.executable, "-m", "sluicegate.demo.central", str(log), "--limits", str(limits)]
+    command = [sys.executable, "-m", "sluicegate.demo.metered", str(log), "central"]
+    command += ["--limits", str(limits)]
     with subprocess.Popen(
         [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
     ) as process:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluicegate import Decision, Keyed, Limit
-from sluicegate.integrations.requests import ScopeRequest
+from sluicegate.integrations.http.request import ScopeRequest
 from sluicegate.limits.limit import Key
 
 MakeRequest = Callable[..., ScopeRequest]

@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from sluicegate import Central, SharedKeyed
-from sluicegate.quota._host import Host
-from sluicegate.quota._names import name_of_memory
-from tests.parts import ROOT, serving
-from tests.waits import PATIENCE, wait_for
+from sluicegate.quota.node.core._user_keys import name_of_memory
+from sluicegate.quota.node.core._user_table import Host
+from tests.harness.servers import ROOT, serving
+from tests.harness.waits import PATIENCE, wait_for
 
 
 @contextlib.contextmanager

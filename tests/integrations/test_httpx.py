@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from sluicegate import Keyed, ManualClock, RateLimited
-from sluicegate.integrations.holds import Holds, asked_for
 from sluicegate.integrations.httpx import AsyncRateLimitTransport, RateLimitTransport
+from sluicegate.integrations.server_backoff import Holds, asked_for
 
 Answer = Callable[[httpx.Request], httpx.Response]
 NOON = 1_700_000_000.0

@@ -9,8 +9,8 @@ import pytest
 
 from sluicegate import AsyncRedisKeyed, RedisKeyed, SharedKeyed
 from sluicegate.integrations import Rule
-from sluicegate.integrations.gate import Gate
-from tests.parts import RedisServer
+from sluicegate.integrations.http.gate import Gate
+from tests.harness.servers import RedisServer
 
 MakeRequest = Callable[..., Any]
 

@@ -13,7 +13,7 @@ import pytest
 from sluicegate import Keyed, ManualClock
 from sluicegate.integrations import Rule
 from sluicegate.integrations.wsgi import RateLimitMiddleware
-from tests.waits import PATIENCE
+from tests.harness.waits import PATIENCE
 
 Answer = tuple[str, list[tuple[str, str]], bytes]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from sluicegate import ConcurrencyLimit, RateLimited
-from tests.limits.threads import run_in_threads
-from tests.waits import PATIENCE
+from tests.harness.threads import run_in_threads
+from tests.harness.waits import PATIENCE
 
 
 def test_so_many_at_once_and_no_more() -> None:

@@ -24,8 +24,8 @@ from sluicegate import (
     SlidingWindow,
     TokenBucket,
 )
-from tests.limits.threads import run_in_threads
-from tests.waits import PATIENCE
+from tests.harness.threads import run_in_threads
+from tests.harness.waits import PATIENCE
 
 ALGORITHMS = ["token_bucket", "fixed_window", "sliding_window", "sliding_counter"]
 

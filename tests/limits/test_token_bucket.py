@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from sluicegate import Decision, Limit, ManualClock, RateLimited, TokenBucket
-from tests.limits.threads import run_in_threads, start_thread
-from tests.waits import PATIENCE, wait_for
+from tests.harness.threads import run_in_threads, start_thread
+from tests.harness.waits import PATIENCE, wait_for
 
 
 @pytest.mark.parametrize(

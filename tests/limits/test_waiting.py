@@ -29,8 +29,8 @@ from sluicegate import (
     TokenBucket,
 )
 from sluicegate.limits.waiting import Nap, Schedule, ThreadSleeper
-from tests.limits.threads import run_in_threads, start_thread
-from tests.waits import wait_for
+from tests.harness.threads import run_in_threads, start_thread
+from tests.harness.waits import wait_for
 
 EVERY: dict[str, Callable[[], Any]] = {
     "TokenBucket": lambda: TokenBucket(2000, 1),

@@ -19,7 +19,7 @@ from sluicegate import (
     SlidingWindow,
     SystemClock,
 )
-from tests.limits.threads import run_in_threads
+from tests.harness.threads import run_in_threads
 
 Window = type[FixedWindow] | type[SlidingWindow] | type[SlidingCounter]
 EVERY: list[Window] = [FixedWindow, SlidingWindow, SlidingCounter]

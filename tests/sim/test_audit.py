@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from sluicegate.quota.central_state import CentralState
-from sluicegate.quota.ledger import Ledger
-from sluicegate.quota.node_state import NodeState
-from sluicegate.quota.protocol import Ack, Ask, Quota, Report
+from sluicegate.quota.central.state import CentralState
+from sluicegate.quota.ledger.ledger import Ledger
+from sluicegate.quota.messages import Ack, Ask, Quota, Report
+from sluicegate.quota.node.core.state import NodeState
 from sluicegate.sim import systems
 from sluicegate.sim.audit import InvariantBroken
-from sluicegate.sim.runs import run
+from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import read
 
 STORY = """

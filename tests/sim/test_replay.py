@@ -4,7 +4,7 @@ import pytest
 
 from sluicegate.errors import ConfigError
 from sluicegate.sim.replay import read_traffic
-from sluicegate.sim.runs import run
+from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import Scenario, read
 
 SCENARIO = """

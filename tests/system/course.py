@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sluicegate.demo.pauses import SHORTEST_PAUSE
-from sluicegate.demo.quota_record import FELT, LONG_PAUSE
+from sluicegate.demo.verdict import FELT, LONG_PAUSE
 from tests.system.pauses import Span
 from tests.system.quota_worker import BIN_SECONDS
 

@@ -32,13 +32,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from sluicegate.demo import leash
+from sluicegate.demo import die_with_parent
 from sluicegate.demo.pauses import PauseMeter
-from tests.parts import freeze
+from tests.harness.servers import freeze
+from tests.harness.waits import PATIENCE, Output, wait_for
 from tests.system.course import Course
 from tests.system.pauses import PauseLog, Span, read_pauses
 from tests.system.quota_worker import Tally
-from tests.waits import PATIENCE, Output, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 MEMORY = Path("/dev/shm")
@@ -80,10 +80,10 @@ class Stops:
             self.spans[-1] = (self.spans[-1][0], time.time())
 
 
-def on_a_leash(module: str, *arguments: str) -> list[str]:
+def tied_command(module: str, *arguments: str) -> list[str]:
     """The command that runs a module of Python, for as long as this process lives."""
-    leashed = [sys.executable, "-SI", leash.__file__, str(os.getpid())]
-    return [*leashed, sys.executable, "-m", module, *arguments]
+    dying = [sys.executable, "-SI", die_with_parent.__file__, str(os.getpid())]
+    return [*dying, sys.executable, "-m", module, *arguments]
 
 
 class CentralProcess:
@@ -113,7 +113,7 @@ class CentralProcess:
         command = ["central", "--listen", self._listen, "--limits", str(self._limits), *self._state]
         with open(self._folder / "central.log", "ab") as log:
             self.process = subprocess.Popen(
-                on_a_leash("tests.system.metered_central", str(self._pauses), *command),
+                tied_command("tests.system.metered_central", str(self._pauses), *command),
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -209,7 +209,7 @@ class NodeProcesses:
             }
             with open(self._folder / f"{self.name}.log", "ab") as log:
                 process = subprocess.Popen(
-                    on_a_leash("tests.system.quota_worker", json.dumps(plan)),
+                    tied_command("tests.system.quota_worker", json.dumps(plan)),
                     cwd=ROOT,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

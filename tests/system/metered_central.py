@@ -6,7 +6,7 @@ python -m tests.system.metered_central PAUSES central --listen ...
 import sys
 from pathlib import Path
 
-from sluicegate.cli import main
+from sluicegate.cli.main import main
 from sluicegate.demo.pauses import PauseMeter
 from tests.system.pauses import PauseLog
 

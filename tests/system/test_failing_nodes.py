@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.harness.waits import wait_for
 from tests.system.fleet import Fleet, Traffic, begin_together, toml
 from tests.system.outcome import (
     WARM,
@@ -19,7 +20,6 @@ from tests.system.outcome import (
     assert_served,
     outcome,
 )
-from tests.waits import wait_for
 
 NODES_SECONDS = 36.0
 HARMED = 100.0

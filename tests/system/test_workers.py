@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from sluicegate import SharedKeyed
-from tests.parts import RedisServer, serving
+from tests.harness.servers import RedisServer, serving
 
 WORKERS = 4
 CONNECTIONS_EACH = 4  # to each worker

@@ -2,8 +2,8 @@
 
 One central (the real command, with its limits in an SQLite file, so that `sluicegate limits` can
 change them) and the workers of the end nodes. Each has a process group of its own: Ctrl-C is for
-the demo alone, which then ends them in order, and each is on a leash (`leash.py`), in case the
-demo is killed before it can. Which one dies meanwhile is started again after RESTART_AFTER
+the demo alone, which then ends them in order, and each dies with the demo (`die_with_parent.py`),
+in case that is killed before it can. Which one dies meanwhile is started again after RESTART_AFTER
 seconds, as a supervisor would; the central at the same address, with the state it had.
 
 That address is one of the many of this machine (127.0.0.0/8), taken by chance. While the central
@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluicegate.demo import leash
+from sluicegate.demo import die_with_parent
 from sluicegate.demo.quota_users import NODES, RESOURCE, SERVICE, USERS, WORKERS
-from sluicegate.demo.tally import Standing, Tally
+from sluicegate.demo.shared_counts import Standing, Tally
 from sluicegate.demo.worker import BEGIN, tally_path
 from sluicegate.errors import SluicegateError, Unavailable
 from sluicegate.quota import Entry
-from sluicegate.quota.sources.sqlite_file import SqliteFile
+from sluicegate.quota.central.sources.sqlite_file import SqliteFile
 
 __all__ = ["RESTART_AFTER", "Ended", "Fleet", "Worker"]
 
@@ -196,9 +196,10 @@ class Fleet:
             "--limits": str(self.folder / "limits.db"),
             "--state": str(self.folder / "central.state"),
         }
-        own = [sys.executable, "-m", "sluicegate.demo.central", str(self._central_pauses)]
+        own = [sys.executable, "-m", "sluicegate.demo.metered", str(self._central_pauses)]
+        own.append("central")
         own += [word for option in options.items() for word in option]
-        return [sys.executable, leash.__file__, str(os.getpid()), *own]
+        return [sys.executable, die_with_parent.__file__, str(os.getpid()), *own]
 
     def _open_worker(self, node: int, worker: int) -> None:
         path = tally_path(self.folder, node, worker)

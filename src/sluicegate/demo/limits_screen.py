@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sluicegate.clock import Clock
-from sluicegate.demo.bars import ASCII, AT_LIMIT, BLOCKS, bar_height, draw, plain
 from sluicegate.demo.limits import BURSTING, LIMIT, PERIOD, STEADY, STEP, LimitsDemo, Row
+from sluicegate.demo.sparkline import ASCII, AT_LIMIT, BLOCKS, bar_height, draw, plain
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ force. `report` tells what it has seen, as data; `quota_screen.py` draws it. Bot
 program may change the limits of the fleet's central meanwhile (`sluicegate limits set ...`): the
 record follows.
 
-SIGINT, SIGTERM and SIGHUP end it. They only set a mark, which is looked at wherever the demo
+SIGINT, SIGTERM and SIGHUP end it. They only set a flag, which is looked at wherever the demo
 waits: whatever they interrupt is finished, so nothing is left behind.
 """
 
@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Self
 
-from sluicegate.demo.central_watch import CentralStatus, CentralWatch
 from sluicegate.demo.fleet import Fleet
-from sluicegate.demo.quota_record import WARM_UP, Record, Second
 from sluicegate.demo.quota_users import NODES, USERS, WORKERS, User
-from sluicegate.demo.tally import RING
+from sluicegate.demo.shared_counts import RING
+from sluicegate.demo.status_poller import CentralStatus, CentralWatch
+from sluicegate.demo.verdict import WARM_UP, Record, Second
 from sluicegate.demo.worker import node_name
 
-__all__ = ["LEAST_SECONDS", "EndMark", "NodeView", "QuotaDemo", "end_mark", "report"]
+__all__ = ["LEAST_SECONDS", "NodeView", "QuotaDemo", "StopFlag", "report", "stop_flag"]
 
 LEAST_SECONDS = 10  # what is left after the warm-up is enough to judge
 _STEP = 0.2
 _LATE = 0.6  # seconds after which a worker has counted its calls, and its pauses of half a second
 
 
-class EndMark:
+class StopFlag:
     """Which signal has told the demo to end, if one has."""
 
     def __init__(self) -> None:
@@ -46,17 +46,17 @@ class EndMark:
 
 
 @contextmanager
-def end_mark() -> Iterator[EndMark]:
-    """The signals that end a demo set a mark, from `with` to its end."""
-    mark = EndMark()
+def stop_flag() -> Iterator[StopFlag]:
+    """The signals that end a demo set a flag, from `with` to its end."""
+    flag = StopFlag()
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         found = signal.getsignal(number)
         if found != signal.SIG_IGN:  # as nohup has it: it is meant so
             before[number] = found
-            signal.signal(number, mark.set)
+            signal.signal(number, flag.set)
     try:
-        yield mark
+        yield flag
     finally:
         for number, found in before.items():
             signal.signal(number, found)
@@ -76,15 +76,15 @@ class NodeView:
 class QuotaDemo:
     """A fleet, from `with` to its end, and the record of what it did."""
 
-    def __init__(self, mark: EndMark) -> None:
+    def __init__(self, flag: StopFlag) -> None:
         self.record = Record(USERS)
         self.recorded = 0  # seconds
-        self._mark = mark
-        self._fleet = Fleet(mark.is_set)
+        self._flag = flag
+        self._fleet = Fleet(flag.is_set)
         self._watch: CentralWatch | None = None
 
     def __enter__(self) -> Self:
-        """Start the fleet; raises Ended if the mark is set meanwhile."""
+        """Start the fleet; raises Ended if the flag is set meanwhile."""
         try:
             self._fleet.open()
             self._watch = CentralWatch(self.url)
@@ -133,8 +133,8 @@ class QuotaDemo:
         return [self._node(number) for number in range(NODES)]
 
     def run(self, seconds: float | None, show: Callable[[], object] = lambda: None) -> None:
-        """So many seconds, or until the mark is set; `show` is called five times a second."""
-        while not self._mark.is_set() and (seconds is None or self.recorded < seconds):
+        """So many seconds, or until the flag is set; `show` is called five times a second."""
+        while not self._flag.is_set() and (seconds is None or self.recorded < seconds):
             self.step(time.monotonic())
             show()
             time.sleep(_STEP)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluicegate.demo.bars import AT_LIMIT, bar_height, draw
 from sluicegate.demo.quota import NodeView, QuotaDemo
-from sluicegate.demo.quota_record import WARM_UP, Check, Record, Second
 from sluicegate.demo.quota_users import SERVICE, USERS, WORKERS, User
+from sluicegate.demo.sparkline import AT_LIMIT, bar_height, draw
+from sluicegate.demo.verdict import WARM_UP, Check, Record, Second
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,10 +17,10 @@ import signal
 import time
 from pathlib import Path
 
-from sluicegate.demo import leash
+from sluicegate.demo import die_with_parent
 from sluicegate.demo.pauses import PauseMeter
 from sluicegate.demo.quota_users import NODES, RESOURCE, SERVICE, USERS, WORKERS
-from sluicegate.demo.tally import Standing, Tally
+from sluicegate.demo.shared_counts import Standing, Tally
 from sluicegate.errors import Unavailable
 from sluicegate.quota import Node
 
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--worker", type=int, required=True)
     arguments = parser.parse_args(argv)
-    leash.hold(arguments.parent)
+    die_with_parent.set_up(arguments.parent)
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     folder, place, worker = arguments.folder, arguments.node, arguments.worker

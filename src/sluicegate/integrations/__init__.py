@@ -11,16 +11,16 @@ its own, which does:
     sluicegate.integrations.django    RateLimitMiddleware, limit(...) for views
     sluicegate.integrations.httpx     RateLimitTransport, AsyncRateLimitTransport
 
-Inside, `gate.py` turns rules and a request into a verdict, `answers.py` turns a verdict
+Inside, `gate.py` turns rules and a request into a verdict, `responses.py` turns a verdict
 into header fields and a body, both without a framework; the rest are thin shells.
 """
 
-from sluicegate.integrations.answers import problem
-from sluicegate.integrations.gate import Outcome
-from sluicegate.integrations.keys import by_address, by_header, by_user
-from sluicegate.integrations.limiters import AsyncLimiter, Limiter
-from sluicegate.integrations.requests import Request
-from sluicegate.integrations.rules import Rule
+from sluicegate.integrations.http.gate import Outcome
+from sluicegate.integrations.http.keys import by_address, by_header, by_user
+from sluicegate.integrations.http.limiters import AsyncLimiter, Limiter
+from sluicegate.integrations.http.request import Request
+from sluicegate.integrations.http.responses import problem
+from sluicegate.integrations.http.rules import Rule
 
 __all__ = [
     "AsyncLimiter",

@@ -15,7 +15,9 @@
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from sluicegate.integrations.answers import (
+from sluicegate.integrations.http.gate import Gate, OnRefusal, Verdict
+from sluicegate.integrations.http.request import ScopeRequest
+from sluicegate.integrations.http.responses import (
     TRY_AGAIN_LATER,
     Answers,
     Body,
@@ -24,9 +26,7 @@ from sluicegate.integrations.answers import (
     beside,
     problem,
 )
-from sluicegate.integrations.gate import Gate, OnRefusal, Verdict
-from sluicegate.integrations.requests import ScopeRequest
-from sluicegate.integrations.rules import Rule
+from sluicegate.integrations.http.rules import Rule
 
 __all__ = [
     "App",
@@ -50,7 +50,7 @@ class RateLimitMiddleware:
     """Puts rules in front of an ASGI application.
 
     `headers`: answers that pass carry `RateLimit-Policy` and `RateLimit`, too. `x_headers`,
-    `shadow_header`: see `answers.py`. `body(outcome)` makes the content type and the body
+    `shadow_header`: see `responses.py`. `body(outcome)` makes the content type and the body
     of a refusal; `on_refusal(request, outcome)` is told of each, also of those in shadow.
     """
 

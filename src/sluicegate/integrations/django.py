@@ -33,10 +33,10 @@ except ModuleNotFoundError as _missing:
         "sluicegate.integrations.django needs Django: pip install django", name=_missing.name
     ) from _missing
 
-from sluicegate.integrations.answers import Answers, Body, beside, problem
-from sluicegate.integrations.gate import Gate, OnRefusal, Verdict
-from sluicegate.integrations.requests import EnvironRequest
-from sluicegate.integrations.rules import RuleLike, as_rules
+from sluicegate.integrations.http.gate import Gate, OnRefusal, Verdict
+from sluicegate.integrations.http.request import EnvironRequest
+from sluicegate.integrations.http.responses import Answers, Body, beside, problem
+from sluicegate.integrations.http.rules import RuleLike, as_rules
 
 __all__ = ["RateLimitMiddleware", "limit"]
 

@@ -28,7 +28,9 @@ except ModuleNotFoundError as _missing:
         "sluicegate.integrations.fastapi needs FastAPI: pip install fastapi", name=_missing.name
     ) from _missing
 
-from sluicegate.integrations.answers import (
+from sluicegate.integrations.http.gate import Gate, OnRefusal, Outcome
+from sluicegate.integrations.http.request import ScopeRequest
+from sluicegate.integrations.http.responses import (
     TRY_AGAIN_LATER,
     Answers,
     Body,
@@ -36,9 +38,7 @@ from sluicegate.integrations.answers import (
     problem,
     problem_members,
 )
-from sluicegate.integrations.gate import Gate, OnRefusal, Outcome
-from sluicegate.integrations.requests import ScopeRequest
-from sluicegate.integrations.rules import RuleLike, as_rules
+from sluicegate.integrations.http.rules import RuleLike, as_rules
 
 __all__ = ["RESPONSES", "Refused", "answer_refused", "limit"]
 

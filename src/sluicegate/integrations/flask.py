@@ -36,10 +36,17 @@ except ModuleNotFoundError as _missing:
         "sluicegate.integrations.flask needs Flask: pip install flask", name=_missing.name
     ) from _missing
 
-from sluicegate.integrations.answers import Answers, Body, Refusal, beside, problem, problem_members
-from sluicegate.integrations.gate import Gate, OnRefusal, Outcome, Verdict
-from sluicegate.integrations.requests import EnvironRequest
-from sluicegate.integrations.rules import Rule, RuleLike, as_rules
+from sluicegate.integrations.http.gate import Gate, OnRefusal, Outcome, Verdict
+from sluicegate.integrations.http.request import EnvironRequest
+from sluicegate.integrations.http.responses import (
+    Answers,
+    Body,
+    Refusal,
+    beside,
+    problem,
+    problem_members,
+)
+from sluicegate.integrations.http.rules import Rule, RuleLike, as_rules
 
 __all__ = ["RateLimit", "Refused"]
 

@@ -32,10 +32,10 @@ except ModuleNotFoundError as _missing:
         "sluicegate.integrations.httpx needs httpx: pip install httpx", name=_missing.name
     ) from _missing
 
+from sluicegate._validate import positive, timeout_seconds, whole
 from sluicegate.clock import Clock, SystemClock
-from sluicegate.integrations.holds import BUSY, Holds, asked_for
+from sluicegate.integrations.server_backoff import BUSY, Holds, asked_for
 from sluicegate.limits import Decision, Keyed, RateLimited
-from sluicegate.limits.checks import positive, timeout_seconds, whole
 from sluicegate.limits.limit import Key, LimitLike
 
 __all__ = [

@@ -14,10 +14,10 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any
 
-from sluicegate.integrations.answers import Answers, Body, Field, beside, problem
-from sluicegate.integrations.gate import Gate, OnRefusal, Verdict
-from sluicegate.integrations.requests import EnvironRequest
-from sluicegate.integrations.rules import Rule
+from sluicegate.integrations.http.gate import Gate, OnRefusal, Verdict
+from sluicegate.integrations.http.request import EnvironRequest
+from sluicegate.integrations.http.responses import Answers, Body, Field, beside, problem
+from sluicegate.integrations.http.rules import Rule
 
 __all__ = ["App", "Environ", "ExcInfo", "RateLimitMiddleware", "StartResponse", "Write"]
 
@@ -32,7 +32,7 @@ class RateLimitMiddleware:
     """Puts rules in front of a WSGI application.
 
     `headers`: answers that pass carry `RateLimit-Policy` and `RateLimit`, too. `x_headers`,
-    `shadow_header`: see `answers.py`. `body(outcome)` makes the content type and the body
+    `shadow_header`: see `responses.py`. `body(outcome)` makes the content type and the body
     of a refusal; `on_refusal(request, outcome)` is told of each, also of those in shadow.
     """
 

@@ -1,8 +1,8 @@
 # cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic, cdivision=True
 """`Keyed`: one limiter per key, for as many keys as come.
 
-A call finds the key's cells (`_cell_table.pxd`), asks each limit's algorithm
-(`_cells.pxd`) whether the cost fits, and charges all of them or none. A key that has
+A call finds the key's cells (`_key_table.pxd`), asks each limit's algorithm
+(`_algorithms.pxd`) whether the cost fits, and charges all of them or none. A key that has
 used nothing takes no memory; one that is idle again loses its place in small steps.
 
 Where a key's cells are:
@@ -21,19 +21,19 @@ from cpython.unicode cimport PyUnicode_CheckExact
 from libc.math cimport INFINITY
 from libc.string cimport memcpy
 
-from sluicegate.limits._cell_table cimport CellTable
-from sluicegate.limits._cells cimport Rule, TOKEN_BUCKET, bucket_charge, bucket_wait
+from sluicegate.limits._key_table cimport CellTable
+from sluicegate.limits._algorithms cimport Rule, TOKEN_BUCKET, bucket_charge, bucket_wait
 from sluicegate.limits._decision cimport Decision
-from sluicegate.limits._keys cimport plain
-from sluicegate.limits._numbers cimport larger
-from sluicegate.limits._states cimport (
+from sluicegate.limits._key_normalize cimport plain
+from sluicegate._minmax cimport larger
+from sluicegate.limits._limit_set cimport (
     MOST_WORDS, Rules, bad_cost, check_whole, make_rules, state_carry, state_charge, state_clear,
     state_decision, state_free, state_is_idle, state_marks, state_refund, state_use_up, state_wait,
 )
-from sluicegate.limits._timing cimport Timing
+from sluicegate.limits._limiter_clock cimport Timing
 
-from sluicegate.limits.checks import timeout_seconds, whole
-from sluicegate.limits.denial import RateLimited
+from sluicegate._validate import timeout_seconds, whole
+from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import as_limits
 from sluicegate.limits.reservation import Reservation
 from sluicegate.limits.waiting import Lines, TaskSleeper, ThreadSleeper

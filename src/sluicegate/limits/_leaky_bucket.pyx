@@ -11,14 +11,14 @@ token bucket of one token that may be owed up to `capacity` tokens.
 
 from libc.math cimport INFINITY, ceil
 
-from sluicegate.limits._cells cimport Rule, TOKEN_BUCKET, bucket_charge, bucket_used, cell_clear
+from sluicegate.limits._algorithms cimport Rule, TOKEN_BUCKET, bucket_charge, bucket_used, cell_clear
 from sluicegate.limits._decision cimport decide
-from sluicegate.limits._numbers cimport larger
+from sluicegate._minmax cimport larger
 from sluicegate.limits._rules cimport make_rule
-from sluicegate.limits._timing cimport Timing
+from sluicegate.limits._limiter_clock cimport Timing
 
-from sluicegate.limits.checks import positive, timeout_seconds, whole
-from sluicegate.limits.denial import RateLimited
+from sluicegate._validate import positive, timeout_seconds, whole
+from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import Limit
 from sluicegate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper
 

@@ -42,10 +42,10 @@ has no notion of.
 
 from libc.math cimport INFINITY, isinf
 
-from sluicegate.limits._numbers cimport larger, smaller
-from sluicegate.limits._timing cimport Timing
+from sluicegate._minmax cimport larger, smaller
+from sluicegate.limits._limiter_clock cimport Timing
 
-from sluicegate.limits.checks import real, timeout_seconds
+from sluicegate._validate import real, timeout_seconds
 from sluicegate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper
 
 __all__ = ["RateLimiter"]

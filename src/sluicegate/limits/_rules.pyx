@@ -1,11 +1,11 @@
 # cython: language_level=3, binding=False, cdivision=True
-"""From a `Limit` to the numbers that the algorithms in `_cells.pxd` work with."""
+"""From a `Limit` to the numbers that the algorithms in `_algorithms.pxd` work with."""
 
 from libc.math cimport floor, fmod
 
-from sluicegate.limits._cells cimport Rule, SLIDING_WINDOW, TOKEN_BUCKET
-from sluicegate.limits._numbers cimport larger, smaller
-from sluicegate.limits._timing cimport Timing
+from sluicegate.limits._algorithms cimport Rule, SLIDING_WINDOW, TOKEN_BUCKET
+from sluicegate._minmax cimport larger, smaller
+from sluicegate.limits._limiter_clock cimport Timing
 
 from sluicegate.limits.limit import Limit
 

@@ -3,7 +3,7 @@
 
 Tokens drip in at `rate` per second until `burst` of them are there; a call takes
 some and passes, or finds too few. So in any time of t seconds at most
-rate * t + burst get through. Inside it is one number (GCRA, see `_cells.pxd`).
+rate * t + burst get through. Inside it is one number (GCRA, see `_algorithms.pxd`).
 
 Who waits in `acquire` has taken his tokens already, from the future: the bucket is
 below zero, nobody can take them from him, and his time to go is known at once.
@@ -11,16 +11,16 @@ below zero, nobody can take them from him, and his time to go is known at once.
 
 from libc.math cimport INFINITY
 
-from sluicegate.limits._cells cimport (
+from sluicegate.limits._algorithms cimport (
     Rule, TOKEN_BUCKET, bucket_charge, bucket_used, bucket_wait, cell_clear,
 )
 from sluicegate.limits._decision cimport Decision, decide
-from sluicegate.limits._numbers cimport larger, smaller
+from sluicegate._minmax cimport larger, smaller
 from sluicegate.limits._rules cimport make_rule
-from sluicegate.limits._timing cimport Timing
+from sluicegate.limits._limiter_clock cimport Timing
 
-from sluicegate.limits.checks import positive, timeout_seconds
-from sluicegate.limits.denial import RateLimited
+from sluicegate._validate import positive, timeout_seconds
+from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import Limit
 from sluicegate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper
 

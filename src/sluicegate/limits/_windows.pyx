@@ -8,7 +8,7 @@
     counter    |aaaa....|bb..          two numbers: the window before counts by the part
                of it that is still in reach, as though its calls had been spread evenly
 
-All three answer by one function, and differ in how they count (`_cells.pxd`). A call
+All three answer by one function, and differ in how they count (`_algorithms.pxd`). A call
 may weigh more than one; the sliding window takes whole weights only, for its log
 is bounded by the limit.
 
@@ -21,18 +21,18 @@ from collections import deque
 from cpython.object cimport Py_SIZE
 from libc.math cimport INFINITY, floor
 
-from sluicegate.limits._cells cimport (
+from sluicegate.limits._algorithms cimport (
     FIXED_WINDOW, Rule, SLIDING_COUNTER, SLIDING_WINDOW, WORDS, cell_clear, cell_free,
     cell_idle_after, cell_used, cell_wait, counter_wait, fixed_wait, log_charge, log_prepare,
     log_wait, window_charge,
 )
 from sluicegate.limits._decision cimport Decision, decide
-from sluicegate.limits._numbers cimport larger
+from sluicegate._minmax cimport larger
 from sluicegate.limits._rules cimport make_rule
-from sluicegate.limits._timing cimport Timing
+from sluicegate.limits._limiter_clock cimport Timing
 
-from sluicegate.limits.checks import positive, timeout_seconds
-from sluicegate.limits.denial import RateLimited
+from sluicegate._validate import positive, timeout_seconds
+from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import Limit
 from sluicegate.limits.waiting import Line, TaskSleeper, ThreadSleeper
 

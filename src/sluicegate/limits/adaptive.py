@@ -31,10 +31,10 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from sluicegate._validate import real, whole
 from sluicegate.clock import Clock, SystemClock
-from sluicegate.limits.checks import real, whole
 from sluicegate.limits.concurrency import ConcurrencyLimit
-from sluicegate.limits.denial import RateLimited
+from sluicegate.limits.errors import RateLimited
 
 __all__ = ["AdaptiveConcurrency", "Gradient"]
 

@@ -12,9 +12,9 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
+from sluicegate._validate import timeout_seconds, whole
 from sluicegate.limits._decision import Decision
-from sluicegate.limits.checks import timeout_seconds, whole
-from sluicegate.limits.denial import RateLimited
+from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.waiting import Nap, Plan, Sleeper, TaskSleeper, ThreadSleeper
 
 __all__ = ["ConcurrencyLimit"]

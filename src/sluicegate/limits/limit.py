@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sluicegate.limits.checks import positive
+from sluicegate._validate import positive
 
 __all__ = ["Key", "Limit", "LimitLike", "as_limits", "parse_limits"]
 

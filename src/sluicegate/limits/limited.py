@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
+from sluicegate._validate import timeout_seconds
 from sluicegate.clock import Clock
 from sluicegate.limits._keyed import Keyed
-from sluicegate.limits.checks import timeout_seconds
-from sluicegate.limits.denial import RateLimited
+from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import Key, LimitLike
 
 __all__ = ["Limited", "limited"]

@@ -12,7 +12,7 @@ scenario.
 
 from sluicegate.sim.audit import InvariantBroken
 from sluicegate.sim.measures import Measures
-from sluicegate.sim.runs import Result, run
+from sluicegate.sim.runner import Result, run
 from sluicegate.sim.scenario import Scenario, load, names
 
 __all__ = ["InvariantBroken", "Measures", "Result", "Scenario", "load", "names", "run"]

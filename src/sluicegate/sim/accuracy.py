@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sluicegate.sim.command import Outcome, simulate
 from sluicegate.sim.scenario import load, names
-from sluicegate.sim.table import markdown
+from sluicegate.sim.simulate import Outcome, simulate
+from sluicegate.sim.text_report import markdown
 
 __all__ = ["document", "main"]
 

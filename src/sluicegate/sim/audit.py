@@ -33,8 +33,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluicegate.errors import SluicegateError
-from sluicegate.quota.entries import Entry
-from sluicegate.quota.protocol import Line, Quota, Report, Share
+from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.messages import Line, Quota, Report, Share
 from sluicegate.sim.machines import Machine
 from sluicegate.sim.scenario import Scenario, all_limits, entry_of, rate_of
 from sluicegate.sim.world import World

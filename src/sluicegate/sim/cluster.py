@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from sluicegate.quota.entries import Entry
-from sluicegate.quota.protocol import Ack, Ask, Quota, Report
+from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.sim.audit import Audit
-from sluicegate.sim.classic import ClassicAnswer, ClassicReport
+from sluicegate.sim.classic_system import ClassicAnswer, ClassicReport
 from sluicegate.sim.machines import Due, Hear, Machine, Speak
 from sluicegate.sim.network import Network
 from sluicegate.sim.scenario import Scenario

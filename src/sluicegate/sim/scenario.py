@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.entries import Entry
+from sluicegate.quota.ledger.entry import Entry
 from sluicegate.sim.measures import GOALS
 from sluicegate.sim.network import KINDS, Quality
-from sluicegate.sim.toml_table import Table
+from sluicegate.sim.toml_reader import Table
 from sluicegate.sim.traffic import Cost, Rate, Spread, Traffic
 
 __all__ = [

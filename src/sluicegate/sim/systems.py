@@ -8,12 +8,12 @@ import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from sluicegate.quota.central_state import CentralState
-from sluicegate.quota.entries import Entry
-from sluicegate.quota.ledger import Ledger
-from sluicegate.quota.node_state import NodeState
-from sluicegate.quota.protocol import Ask, Report
-from sluicegate.sim.classic import ClassicCentral, ClassicNode
+from sluicegate.quota.central.state import CentralState
+from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.ledger.ledger import Ledger
+from sluicegate.quota.messages import Ask, Report
+from sluicegate.quota.node.core.state import NodeState
+from sluicegate.sim.classic_system import ClassicCentral, ClassicNode
 from sluicegate.sim.cluster import Running, System
 from sluicegate.sim.machines import Machine
 from sluicegate.sim.scenario import Scenario

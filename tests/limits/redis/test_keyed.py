@@ -17,13 +17,13 @@ import pytest
 import redis
 
 from sluicegate import Limit, ManualClock, RateLimited, RedisKeyed, SystemClock
-from sluicegate.limits.redis.keys import LONGEST, encode
+from sluicegate.limits.redis.key_encoding import LONGEST, encode
 from sluicegate.limits.redis.script import Script
-from sluicegate.stores.topology import slot_of
-from tests.lateness import Lateness
-from tests.limits.threads import run_in_threads
-from tests.parts import RedisServer
-from tests.waits import PATIENCE, wait_for
+from sluicegate.redis_client.topology import slot_of
+from tests.harness.lateness import Lateness
+from tests.harness.servers import RedisServer
+from tests.harness.threads import run_in_threads
+from tests.harness.waits import PATIENCE, wait_for
 
 ALGORITHMS = ["token_bucket", "fixed_window", "sliding_counter", "sliding_window"]
 # No test of the answers shall fail because the machine was busy for some seconds.

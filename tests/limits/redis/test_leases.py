@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate import Keyed, Limit, ManualClock, RedisKeyed
+from sluicegate.limits.redis._counters import Tally
 from sluicegate.limits.redis._leases import LAPSE, Leases
-from sluicegate.limits.redis._tally import Tally
-from tests.lateness import Lateness
-from tests.parts import RedisServer
-from tests.waits import PATIENCE
+from tests.harness.lateness import Lateness
+from tests.harness.servers import RedisServer
+from tests.harness.waits import PATIENCE
 
 PATIENT = 20.0  # seconds for Redis, also on a machine that pauses
 

@@ -18,9 +18,9 @@ from sluicegate import (
     parse_limits,
 )
 from sluicegate.limits.redis.script import Script
-from sluicegate.stores import RedisPool, pack
-from tests.parts import RedisServer
-from tests.waits import PATIENCE
+from sluicegate.redis_client import RedisPool, pack
+from tests.harness.servers import RedisServer
+from tests.harness.waits import PATIENCE
 
 ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_counter", "sliding_window"]
 PERIOD = 40

@@ -12,9 +12,9 @@ from websockets.sync.client import connect
 from sluicegate import Central as Exported
 from sluicegate.errors import ConfigError, Unavailable
 from sluicegate.quota import Central
-from sluicegate.quota.central.switchboard import Switchboard
-from tests.quota.central.parts import LIMITS, PlainNode, V1Node, closed_with, running, slot_of
-from tests.waits import PATIENCE
+from sluicegate.quota.central.net.connections import Switchboard
+from tests.harness.central import LIMITS, PlainNode, V1Node, closed_with, running, slot_of
+from tests.harness.waits import PATIENCE
 
 
 def test_it_is_one_of_the_public_names() -> None:

@@ -13,8 +13,8 @@ import pytest
 from sluicegate.errors import ConfigError, Unavailable
 from sluicegate.quota import Central, Ledger
 from sluicegate.quota.central.state_file import StateFile
-from sluicegate.quota.protocol import Line, Report
-from tests.quota.central.parts import LIMITS, SLOT, V1Node, running, slot_of
+from sluicegate.quota.messages import Line, Report
+from tests.harness.central import LIMITS, SLOT, V1Node, running, slot_of
 
 THEN = 1_800_000_000  # a slot
 

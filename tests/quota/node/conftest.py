@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sluicegate.quota import Entry
-from tests.small_central import SmallCentral
+from tests.harness.mini_central import SmallCentral
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from sluicegate.quota import CentralState, Ledger
+from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.node.backoff import Backoff
 from sluicegate.quota.node.link import Link, LinkOptions
-from sluicegate.quota.protocol import Ack, Ask, Quota, Report
 from sluicegate.quota.wire import SUBPROTOCOL, CentralWire
-from tests.parts import reserve_port
-from tests.waits import PATIENCE
+from tests.harness.servers import reserve_port
+from tests.harness.waits import PATIENCE
 
 Talk = Callable[[ServerConnection], Awaitable[None]]
 
@@ -51,14 +51,14 @@ class Peer:
             yield f"ws://127.0.0.1:{self.port}/"
 
     async def listen(self, connection: ServerConnection) -> None:
-        wire = CentralWire(Ledger())
+        wire = CentralWire()
         async for frame in connection:
             self.heard.append(wire.read(frame))
 
     async def lead(self, connection: ServerConnection) -> None:
         state = CentralState("c", Ledger(), now=0.0, wall=0.0)
         state.lead(0.0, 1)
-        wire = CentralWire(state.ledger)
+        wire = CentralWire()
         async for frame in connection:
             message = wire.read(frame)
             self.heard.append(message)

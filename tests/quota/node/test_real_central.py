@@ -9,7 +9,7 @@ import pytest
 
 from sluicegate import Central, Node
 from sluicegate.quota import Entry
-from tests.waits import PATIENCE, wait_for
+from tests.harness.waits import PATIENCE, wait_for
 
 NODE, ADMIN = "node-token-1", "admin-token-1"
 LIMITS = [Entry("front", "ann", rates={"requests": 50.0})]

@@ -2,8 +2,8 @@
 
 `RedisKeyed` for threads and `AsyncRedisKeyed` for asyncio are shells around one `Judge`,
 which has no socket and is told the time: it asks Redis by a script (`script.py`,
-`lua/`), spends leases (`_leases.pyx`), or, while Redis is away (`outage.py`), lets
-each node have its share (`share.py`).
+`lua/`), spends leases (`_leases.pyx`), or, while Redis is away (`circuit_breaker.py`), lets
+each node have its share (`local_fallback.py`).
 """
 
 from sluicegate.limits.redis.async_keyed import AsyncRedisKeyed

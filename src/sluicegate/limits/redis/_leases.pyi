@@ -2,7 +2,7 @@ from typing import final
 
 from sluicegate.clock import Clock
 from sluicegate.limits.limit import Key
-from sluicegate.limits.redis._tally import Tally
+from sluicegate.limits.redis._counters import Tally
 
 __all__ = ["LAPSE", "Leases"]
 

@@ -20,10 +20,10 @@ dictionary; one that it does not cover makes its caller ask Redis for the next l
 cimport cython
 from cpython.unicode cimport PyUnicode_CheckExact
 
-from sluicegate.limits._keys cimport plain
-from sluicegate.limits._numbers cimport larger, smaller
-from sluicegate.limits._timing cimport Timing
-from sluicegate.limits.redis._tally cimport Tally
+from sluicegate.limits._key_normalize cimport plain
+from sluicegate._minmax cimport larger, smaller
+from sluicegate.limits._limiter_clock cimport Timing
+from sluicegate.limits.redis._counters cimport Tally
 
 __all__ = ["LAPSE", "Leases"]
 

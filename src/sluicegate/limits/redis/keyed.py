@@ -11,16 +11,16 @@ from time import monotonic
 from types import TracebackType
 from typing import TypeVar
 
+from sluicegate._validate import positive, timeout_seconds
 from sluicegate.clock import Clock
 from sluicegate.errors import ProtocolError, Unavailable
 from sluicegate.limits._decision import Decision
-from sluicegate.limits.checks import positive, timeout_seconds
-from sluicegate.limits.denial import RateLimited
+from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import Key, Limit, LimitLike
-from sluicegate.limits.redis.judge import Judge, Plan
+from sluicegate.limits.redis.engine import Judge, Plan
 from sluicegate.limits.redis.metrics import RedisMetrics
 from sluicegate.limits.waiting import Lines, ThreadSleeper
-from sluicegate.stores.pool import RedisPool
+from sluicegate.redis_client.pool import RedisPool
 
 __all__ = ["RedisKeyed"]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from sluicegate.errors import ProtocolError
 from sluicegate.limits._decision import Decision
 from sluicegate.limits.limit import Limit
-from sluicegate.stores.resp import pack
+from sluicegate.redis_client.resp import pack
 
 __all__ = ["Grant", "Script"]
 
@@ -30,10 +30,10 @@ _TICK = 1e-9  # seconds, as in `Keyed`: for the noise of doubles
 _ONE = b"$1\r\n1\r\n"
 _LUA = Path(__file__).parent / "lua"
 _FILES = {
-    "bucket": ["start", "usual", "cells", "bucket", "decide"],
-    "fixed": ["start", "cells", "window", "fixed", "decide"],
-    "counter": ["start", "cells", "window", "counter", "decide"],
-    "log": ["start", "cells", "log", "decide"],
+    "bucket": ["prelude", "fast_path", "interface", "bucket", "decide"],
+    "fixed": ["prelude", "interface", "window", "fixed", "decide"],
+    "counter": ["prelude", "interface", "window", "counter", "decide"],
+    "log": ["prelude", "interface", "log", "decide"],
 }
 _FAMILIES = {
     "token_bucket": "bucket",

@@ -9,6 +9,6 @@
 """
 
 from sluicegate.quota.central.central import Central
-from sluicegate.quota.central.connection import Connection
+from sluicegate.quota.central.net.connection import Connection
 
 __all__ = ["Central", "Connection"]

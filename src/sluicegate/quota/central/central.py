@@ -19,16 +19,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.central.apart import apart
-from sluicegate.quota.central.tokens import Tokens, is_loopback
-from sluicegate.quota.ledger import Assignment, Ledger
-from sluicegate.quota.service import MakeService, installed_services
+from sluicegate.quota.central.daemon_thread import apart
+from sluicegate.quota.central.net.tokens import Tokens, is_loopback
+from sluicegate.quota.ledger.ledger import Assignment, Ledger
+from sluicegate.quota.ledger.service import MakeService, installed_services
 from sluicegate.quota.wire.bounds import Bounds
 
 if TYPE_CHECKING:
+    from sluicegate.quota.central.net.connections import Switchboard
     from sluicegate.quota.central.server import Server
-    from sluicegate.quota.central.switchboard import Switchboard
-    from sluicegate.quota.sources import LimitsSource
+    from sluicegate.quota.central.sources import LimitsSource
 
 __all__ = ["Central"]
 
@@ -117,8 +117,8 @@ class Central:
         if self._server is not None:
             raise RuntimeError("the central has started already")
         try:
-            from sluicegate.quota.central.opening import open_board
             from sluicegate.quota.central.server import Server
+            from sluicegate.quota.central.startup import open_board
         except ImportError as error:
             raise ConfigError(f"{_NO_SERVER} ({error})") from error
         opened = await apart(lambda: open_board(self._limits, self._make_ledger, self._state))

@@ -17,15 +17,15 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluicegate.errors import ConfigError, Unavailable
-from sluicegate.quota.central import api
-from sluicegate.quota.central.admission import Handshake
-from sluicegate.quota.central.connection import Connection, Refusal
-from sluicegate.quota.central.front_door import FrontDoor, Hall
-from sluicegate.quota.central.node_socket import NodeSocket, Session
-from sluicegate.quota.central.pulse import Pulse
+from sluicegate.quota.central.http import api
+from sluicegate.quota.central.net.connection import Connection, Refusal
+from sluicegate.quota.central.net.connections import Switchboard
+from sluicegate.quota.central.net.handshake import Handshake
+from sluicegate.quota.central.net.http_protocol import FrontDoor, Hall
+from sluicegate.quota.central.net.tokens import Tokens, is_this_machine
+from sluicegate.quota.central.net.websocket import NodeSocket, Session
+from sluicegate.quota.central.scheduler import Pulse
 from sluicegate.quota.central.state_file import StateFile
-from sluicegate.quota.central.switchboard import Switchboard
-from sluicegate.quota.central.tokens import Tokens, is_this_machine
 
 __all__ = ["Server"]
 

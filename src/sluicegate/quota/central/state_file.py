@@ -27,8 +27,8 @@ import zlib
 from pathlib import Path
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.ledger import Ledger
-from sluicegate.quota.snapshot import OtherSlots
+from sluicegate.quota.ledger.ledger import Ledger
+from sluicegate.quota.ledger.snapshot import OtherSlots
 
 __all__ = ["StateFile"]
 

@@ -1,6 +1,6 @@
 """The end node of a Python service: `Node`, and the thread that talks to the centrals."""
 
 from sluicegate.quota.node.node import Node
-from sluicegate.quota.node.standing import CentralStanding, EndNodeStatus, QuotaStanding
+from sluicegate.quota.node.status import CentralStanding, EndNodeStatus, QuotaStanding
 
 __all__ = ["CentralStanding", "EndNodeStatus", "Node", "QuotaStanding"]

@@ -34,9 +34,9 @@ except ModuleNotFoundError as _missing:
     ) from _missing
 
 from sluicegate.errors import ProtocolError
+from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.node.backoff import HEALTHY, Backoff
-from sluicegate.quota.node.standing import CentralStanding
-from sluicegate.quota.protocol import Ack, Ask, Quota, Report
+from sluicegate.quota.node.status import CentralStanding
 from sluicegate.quota.wire import SUBPROTOCOL, Bounds, NodeWire
 
 __all__ = ["Link", "LinkOptions"]

@@ -31,17 +31,17 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from sluicegate._validate import positive
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError
-from sluicegate.limits.checks import positive
-from sluicegate.quota._host import Host
-from sluicegate.quota.node.addresses import central_urls
-from sluicegate.quota.node.standing import EndNodeStatus, of_memory, prometheus_text
+from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.status import EndNodeStatus, of_memory, prometheus_text
+from sluicegate.quota.node.urls import central_urls
 
 if TYPE_CHECKING:
     import ssl
 
-    from sluicegate.quota.node.reporting import Reporting
+    from sluicegate.quota.node.thread import Reporting
 
 __all__ = ["Node"]
 
@@ -128,7 +128,7 @@ class Node:
         """Begin to talk to the centrals, in the background; again, it does nothing."""
         # websockets is an extra: programs that limit without centrals do without it.
         from sluicegate.quota.node.link import LinkOptions
-        from sluicegate.quota.node.reporting import Reporting
+        from sluicegate.quota.node.thread import Reporting
 
         with self._changing:
             if self._is_closed:

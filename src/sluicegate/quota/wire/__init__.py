@@ -13,12 +13,11 @@ is of no use after it. The page docs/protocol.md has the format byte by byte.
 from collections.abc import Generator
 
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.ledger import Ledger
-from sluicegate.quota.protocol import Ack, Ask, Quota, Report
-from sluicegate.quota.wire import text
-from sluicegate.quota.wire._text import TextEntries
+from sluicegate.quota.messages import Ack, Ask, Quota, Report
+from sluicegate.quota.wire import json_frames
+from sluicegate.quota.wire._json_frames import TextEntries
+from sluicegate.quota.wire.binary import FrameReader, FrameWriter
 from sluicegate.quota.wire.bounds import SUBPROTOCOL, Bounds
-from sluicegate.quota.wire.frames import FrameReader, FrameWriter
 
 __all__ = ["SUBPROTOCOL", "Bounds", "CentralWire", "NodeWire"]
 
@@ -28,7 +27,7 @@ _USUAL = Bounds()
 class CentralWire:
     """The central's end of one connection. Answers in the kind of the last frame it has read."""
 
-    def __init__(self, ledger: Ledger, bounds: Bounds = _USUAL) -> None:
+    def __init__(self, bounds: Bounds = _USUAL) -> None:
         self._bounds = bounds
         self._reader = FrameReader(bounds)
         self._writer = FrameWriter(bounds)
@@ -39,7 +38,7 @@ class CentralWire:
         """What the node has sent; ProtocolError when it makes no sense."""
         self._is_text = isinstance(frame, str)
         if isinstance(frame, str):
-            return text.read_message(frame, self._entries, self._bounds)
+            return json_frames.read_message(frame, self._entries, self._bounds)
         message = self._reader.read(frame)
         if not isinstance(message, Report | Ask):
             raise ProtocolError(f"a node sends {type(message).__name__}, expected Report or Ask")
@@ -48,13 +47,13 @@ class CentralWire:
     def write(self, message: Ack | Quota) -> bytes | str:
         """A frame to the node, which must be sent."""
         if self._is_text:
-            return text.write_answer(message, self._bounds)
+            return json_frames.write_answer(message, self._bounds)
         return self._writer.write(message)
 
     def writing(self, message: Ack | Quota) -> Generator[None, None, bytes | str]:
         """As `write`, in steps of some milliseconds; nothing else may be written between them."""
         if self._is_text:
-            return text.write_answer(message, self._bounds)
+            return json_frames.write_answer(message, self._bounds)
         return (yield from self._writer.writing(message))
 
 
@@ -70,7 +69,7 @@ class NodeWire:
     def read(self, frame: bytes | str) -> Ack | Quota:
         """What the central has sent; ProtocolError when it makes no sense."""
         if isinstance(frame, str):
-            return text.read_answer(frame, self._bounds)
+            return json_frames.read_answer(frame, self._bounds)
         message = self._reader.read(frame)
         if not isinstance(message, Ack | Quota):
             raise ProtocolError(f"a central sends {type(message).__name__}, expected Ack or Quota")
@@ -78,4 +77,4 @@ class NodeWire:
 
     def write(self, message: Report | Ask) -> bytes | str:
         """A frame to the central, which must be sent."""
-        return text.write_message(message) if self._is_text else self._writer.write(message)
+        return json_frames.write_message(message) if self._is_text else self._writer.write(message)

@@ -1,0 +1,152 @@
+"""`sluicegate demo`: a fleet of real processes, or all limiters in virtual time.
+
+The exit code of the fleet is 0 if each user was held to the limit, and 1 if not or if the fleet
+did not start. A signal that ends it early gives 128 + its number, as in a shell; but Ctrl-C at a
+terminal is how a person ends it, and gives 0.
+"""
+
+import argparse
+import importlib.util
+import json
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from sluicegate.cli.arguments import seconds
+from sluicegate.cli.output import can_show, discard, is_terminal, open_console
+from sluicegate.clock import Clock
+from sluicegate.demo import limits, limits_screen, quota, quota_screen
+from sluicegate.demo.fleet import Ended
+from sluicegate.demo.sparkline import ASCII, BLOCKS, plain
+from sluicegate.errors import ConfigError, SluicegateError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["configure", "run_quota"]
+
+_SECONDS_WITHOUT_TERMINAL = 20.0  # where nobody can press Ctrl-C
+_NEEDED = ("orjson", "prometheus_client", "starlette", "uvicorn", "websockets")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Runs a central, three end nodes of two processes each and the traffic of four users,\n"
+        "and shows live how each user is held to their limit; 'limits' shows every limiter under\n"
+        "the same bursty traffic. Without a terminal only the closing table is printed. The exit\n"
+        "code of the fleet is 0 if each user was held to their limit, and 1 if not."
+    )
+    parser.epilog = (
+        "examples:\n  sluicegate demo\n  sluicegate demo limits --seconds 60\n"
+        "  sluicegate demo --seconds 20 --json | python -m json.tool"
+    )
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=["quota", "limits"],
+        default="quota",
+        help="what to show: a fleet (quota, the default) or the limiters (limits)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=seconds,
+        metavar="S",
+        help="duration (default: quota until Ctrl-C, or 20 without a terminal; limits 30)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the closing table as JSON, and nothing else"
+    )
+    parser.set_defaults(run=_run, parser=parser)
+
+
+def _run(arguments: argparse.Namespace, clock: Clock) -> int:
+    if arguments.what == "limits":
+        return _run_limits(arguments, clock)
+    if arguments.seconds is not None and arguments.seconds < quota.LEAST_SECONDS:
+        arguments.parser.error(
+            f"argument --seconds: expected {quota.LEAST_SECONDS} or more, the least that can be "
+            f"judged, got {arguments.seconds:g}"
+        )
+    console = None
+    if not arguments.json and is_terminal():
+        console = open_console("sluicegate demo")
+        if console is None:
+            return 1
+    try:
+        code = run_quota(arguments.seconds, arguments.json, console)
+    except SluicegateError as error:
+        sys.stderr.write(f"sluicegate demo: {error}\n")
+        return 1
+    except OSError as error:  # the terminal or the pipe was closed
+        discard()
+        try:
+            sys.stderr.write(f"sluicegate demo: cannot write the result: {error}\n")
+        except OSError:
+            discard(sys.stderr)
+        return 1
+    if code == 128 + signal.SIGHUP:
+        discard()
+        discard(sys.stderr)
+    return code
+
+
+def _run_limits(arguments: argparse.Namespace, clock: Clock) -> int:
+    demo = limits.LimitsDemo()
+    duration = 30.0 if arguments.seconds is None else arguments.seconds
+    if arguments.json:
+        demo.run(duration)
+        sys.stdout.write(json.dumps(limits.report(demo)) + "\n")
+        return 0
+    if not is_terminal():
+        demo.run(duration)
+        sys.stdout.write(plain(limits_screen.summary(demo)) + "\n")
+        return 0
+    console = open_console("sluicegate demo")
+    if console is None:
+        return 1
+    limits_screen.show(demo, duration, console, clock, _marks(console))
+    console.print(limits_screen.summary(demo), soft_wrap=True)
+    return 0
+
+
+def run_quota(duration: float | None, as_json: bool, console: "Console | None") -> int:
+    """Run the fleet for `duration` seconds (None: until a signal), drawn on the console if any."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the central needs more packages ({', '.join(missing)}): "
+            f"pip install 'sluicegate[server,dashboard]'"
+        )
+    with quota.stop_flag() as flag:
+        if console is not None:
+            console.print("[dim]starting a central and three nodes[/]")
+        try:
+            with quota.QuotaDemo(flag) as demo:
+                if console is not None:
+                    quota_screen.show(demo, duration, console, _marks(console))
+                else:
+                    sys.stderr.write(f"sluicegate demo: the central is at {demo.url}\n")
+                    demo.run(_SECONDS_WITHOUT_TERMINAL if duration is None else duration)
+                # The fleet has the rest only while it runs.
+                report = quota.report(demo, flag.number)
+        except Ended:
+            return _exit_code(flag.number, is_held=False, is_drawn=console is not None)
+        closing = quota_screen.summary(demo)
+    if as_json:
+        sys.stdout.write(json.dumps(report) + "\n")
+    elif console is None:
+        sys.stdout.write(plain(closing) + "\n")
+    else:
+        console.print(closing, soft_wrap=True)
+    sys.stdout.flush()
+    return _exit_code(flag.number, is_held=bool(report["held"]), is_drawn=console is not None)
+
+
+def _exit_code(signal_number: int | None, *, is_held: bool, is_drawn: bool) -> int:
+    if signal_number is None:
+        return 0 if is_held else 1
+    return 0 if is_drawn and signal_number == signal.SIGINT else 128 + signal_number
+
+
+def _marks(console: "Console") -> str:
+    return BLOCKS if can_show(BLOCKS, console) else ASCII

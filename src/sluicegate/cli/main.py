@@ -1,0 +1,50 @@
+"""The entry point of `sluicegate`: finds the command and imports its file, and no other.
+
+A command is a module of this package with `configure(parser)`, which adds its arguments and sets
+`run`, a function of the parsed arguments and the clock that returns the exit code: 0 success, 1
+failure, 2 wrong usage (argparse). What a command does is elsewhere; these files hold the edge:
+arguments, the terminal, exit codes.
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import sys
+
+from sluicegate.clock import Clock, SystemClock
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "demo": "watch a fleet held to its limits, live in the terminal",
+    "limits": "list, set and remove the limits of a running central",
+    "simulate": "test how well limits hold in a simulated cluster, with faults",
+    "central": "run the server that assigns quotas to nodes",
+    "node": "run a reverse proxy that enforces a quota in front of a service",
+}
+
+
+def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
+    """Run one command and return its exit code. `clock` is the time in which it waits."""
+    words = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        prog="sluicegate",
+        description="Keeps a fleet of servers inside its limits.",
+        epilog="example:\n  sluicegate demo\n\nsluicegate COMMAND --help shows the options of a "
+        "command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"sluicegate {importlib.metadata.version('sluicegate')}"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    # No option of `sluicegate` itself takes a value, so the first other word is the command.
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if name == chosen:
+            importlib.import_module(f"sluicegate.cli.{name}").configure(command)
+    arguments = parser.parse_args(words)
+    code: int = arguments.run(arguments, clock or SystemClock())
+    return code

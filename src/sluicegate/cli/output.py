@@ -1,0 +1,47 @@
+"""Where a command writes: a terminal, a pipe, or one that was closed meanwhile."""
+
+import contextlib
+import locale
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["can_show", "discard", "is_terminal", "open_console"]
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def open_console(command: str) -> "Console | None":
+    """Rich's console; None, and a message on stderr, if Rich is not installed."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        sys.stderr.write(f"{command} needs rich to draw: pip install rich\n")
+        return None
+    return Console(highlight=False)
+
+
+def can_show(text: str, console: "Console") -> bool:
+    """Whether the terminal has these characters.
+
+    With LC_ALL=C Python writes UTF-8, whatever the terminal shows, so both encodings count.
+    """
+    try:
+        for encoding in (console.encoding, locale.getencoding()):
+            text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def discard(stream: TextIO | None = None) -> None:
+    """Discard what is still buffered for stdout; else Python tries to write it again at exit."""
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, (stream or sys.stdout).fileno())
+        os.close(null)

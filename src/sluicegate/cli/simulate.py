@@ -1,0 +1,154 @@
+"""`sluicegate simulate`: runs scenarios in virtual time and prints how well the limits held.
+
+Exit code 0 if our assignment meets all goals, 1 if not, 2 for wrong usage.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+from sluicegate.cli.arguments import count, integer, seconds
+from sluicegate.cli.output import discard
+from sluicegate.clock import Clock
+from sluicegate.errors import ConfigError
+
+__all__ = ["configure"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Runs a cluster in virtual time, with our assignment and with the classic one, and\n"
+        "compares what passed with the limits. The exit code is 0 if ours meets all goals of the\n"
+        "scenario, 1 if not, 2 for wrong usage."
+    )
+    parser.epilog = (
+        "examples:\n  sluicegate simulate --list\n  sluicegate simulate overload-3x\n"
+        "  sluicegate simulate failover --seed 7 --html failover.html\n"
+        "  sluicegate simulate my.toml --traffic last-week.csv --json"
+    )
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO", help="a name, a TOML file, or all"
+    )
+    parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
+    parser.add_argument(
+        "--seed", type=integer, default=0, metavar="N", help="random seed (default: 0)"
+    )
+    parser.add_argument(
+        "--runs",
+        type=count,
+        default=1,
+        metavar="N",
+        help="number of seeds to run; the worst result counts (default: 1)",
+    )
+    parser.add_argument(
+        "--seconds", type=seconds, metavar="S", help="duration, instead of the scenario's own"
+    )
+    parser.add_argument(
+        "--traffic", metavar="FILE", help="replay requests from a .csv or .jsonl file"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write an HTML report with charts")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON document")
+    output.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    parser.set_defaults(run=_run, parser=parser)
+
+
+def _run(arguments: argparse.Namespace, clock: Clock) -> int:
+    try:
+        code = _run_scenarios(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 128 + 2  # as a shell has it for SIGINT
+    except BrokenPipeError:
+        discard()  # the reader has closed the pipe
+        return 128 + 13
+    except OSError as error:
+        discard()
+        sys.stderr.write(f"sluicegate simulate: cannot write the result: {error}\n")
+        return 1
+
+
+def _run_scenarios(arguments: argparse.Namespace) -> int:
+    # The simulator takes a while to import; --help need not wait for it.
+    from sluicegate.sim import scenario
+    from sluicegate.sim.html_report import page
+    from sluicegate.sim.replay import read_traffic
+    from sluicegate.sim.simulate import simulate
+    from sluicegate.sim.text_report import markdown, plain
+
+    if arguments.list:
+        for name in scenario.names():
+            sys.stdout.write(f"{name:16}{scenario.load(name).title}\n")
+        return 0
+    if arguments.scenario is None:
+        arguments.parser.error("expected a SCENARIO; --list shows them all")
+    chosen = scenario.names() if arguments.scenario == "all" else [arguments.scenario]
+    replay = None
+    try:
+        scenarios = [scenario.load(name) for name in chosen]
+        if arguments.traffic is not None:
+            if len(scenarios) > 1:
+                raise ConfigError("--traffic works with one scenario, not with all")
+            replay = read_traffic(arguments.traffic, scenarios[0])
+            scenarios = [replay.scenario(scenarios[0])]
+        if arguments.seconds is not None:
+            scenarios = [each.lasting(arguments.seconds) for each in scenarios]
+    except ConfigError as error:
+        arguments.parser.error(str(error))
+    if arguments.html is not None and not _write(arguments.html, "", "a"):
+        return 1  # now, and not after a long run
+    with _progress() as progress:
+        outcomes = simulate(
+            scenarios,
+            seed=arguments.seed,
+            runs=arguments.runs,
+            replay=replay,
+            progress=progress,
+        )
+    if arguments.html is not None and not _write(arguments.html, page(outcomes), "w"):
+        return 1
+    met = all(outcome.met for outcome in outcomes)
+    if arguments.json:
+        document = {"met": met, "outcomes": [outcome.as_dict() for outcome in outcomes]}
+        sys.stdout.write(json.dumps(document) + "\n")
+    elif arguments.markdown:
+        results = {each.scenario.name: each.results for each in outcomes if each.results}
+        sys.stdout.write(markdown(results) if results else "")
+    else:
+        for outcome in outcomes:
+            if outcome.results:
+                sys.stdout.write(plain(outcome.results) + "\n")
+            if outcome.broken is not None:
+                sys.stdout.write(f"BROKEN: {outcome.broken}\n")
+            sys.stdout.write("\n")
+    return 0 if met else 1
+
+
+def _write(path: str, text: str, mode: str) -> bool:
+    try:
+        with open(path, mode, encoding="utf-8") as file:
+            file.write(text)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"sluicegate simulate: cannot write the HTML report: {error}\n")
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, float], object] | None]:
+    """A progress bar on stderr, if that is a terminal and Rich is installed."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, part: bar.update(task, description=what, completed=part)

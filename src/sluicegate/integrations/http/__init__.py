@@ -1,0 +1,1 @@
+"""What all frameworks share: rules, keys, the gate and the response, without any framework."""

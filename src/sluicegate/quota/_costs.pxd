@@ -1,8 +1,0 @@
-# cython: language_level=3
-"""See `_costs.pyx`."""
-
-from sluicegate.quota._head cimport Head
-from sluicegate.quota._user cimport Costs
-
-cdef int read_costs(Head head, str what, object amounts, Costs *costs) except -1
-cdef dict amounts_of(str what, object amounts)

@@ -1,0 +1,1 @@
+"""The protocol of the original system, for nodes and monitors that still speak it."""

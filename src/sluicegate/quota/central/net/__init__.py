@@ -1,0 +1,1 @@
+"""A central's connections: sockets, the handshake, sessions, and what bounds them."""

@@ -1,0 +1,43 @@
+"""From what people write after `--limits`, or hand to a central, to the source that is meant."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from sluicegate.errors import ConfigError
+from sluicegate.quota.central.sources.function import FunctionLimits
+from sluicegate.quota.central.sources.memory import MemoryLimits
+from sluicegate.quota.central.sources.redis_hash import RedisHash
+from sluicegate.quota.central.sources.source import Limits, LimitsSource
+from sluicegate.quota.central.sources.sqlite_file import SqliteFile
+from sluicegate.quota.central.sources.toml_file import TomlFile
+
+__all__ = ["open_source"]
+
+_SQLITE = (".db", ".sqlite", ".sqlite3")
+_KINDS = "FILE.toml, FILE.db, FILE.sqlite, FILE.sqlite3, redis://, rediss:// or unix://"
+
+
+def open_source(spec: "str | Path | LimitsSource | Callable[[], Limits] | Limits") -> LimitsSource:
+    """The source that `spec` names, or is. `ConfigError` when it cannot be one.
+
+    A path's suffix says what it is; a function is called every few seconds; a list stays in memory.
+    """
+    if isinstance(spec, str) and "://" in spec:
+        return RedisHash(spec)
+    if isinstance(spec, str | Path):
+        path = Path(spec)
+        if path.suffix == ".toml":
+            return TomlFile(path)
+        if path.suffix in _SQLITE:
+            return SqliteFile(path)
+        raise ConfigError(f"the limits must be {_KINDS}, got {str(spec)!r}")
+    if isinstance(spec, LimitsSource):
+        return spec
+    if inspect.iscoroutinefunction(spec):
+        raise ConfigError(f"the function for the limits must be a plain one, got {spec!r}")
+    if callable(spec):
+        return FunctionLimits(spec)
+    if isinstance(spec, Iterable):
+        return MemoryLimits(spec)
+    raise ConfigError(f"the limits must be {_KINDS}, a function or a list of Entry, got {spec!r}")

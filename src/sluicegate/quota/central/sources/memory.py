@@ -1,0 +1,61 @@
+"""Limits that a program hands over as a list: they can be edited, and live as long as it does."""
+
+import threading
+from collections.abc import Iterable
+
+from sluicegate.errors import ConfigError
+from sluicegate.quota.central.sources.source import Limits
+from sluicegate.quota.ledger.entry import Entry, read_tables
+
+__all__ = ["MemoryLimits"]
+
+
+class MemoryLimits:
+    """Entries in memory."""
+
+    name = "memory"
+    is_editable = True
+
+    def __init__(self, limits: Limits) -> None:
+        entries, faults = read_tables(limits)
+        if faults:
+            # Whoever made the list can hear of it now: nothing has to be saved from it.
+            raise ConfigError(faults[0].removesuffix("; skipped"))
+        self._lock = threading.Lock()
+        self._entries = _by_name(entries)
+        self._version = 0
+
+    def __repr__(self) -> str:
+        return f"MemoryLimits({len(self._entries)} entries)"
+
+    def load(self) -> tuple[list[Entry], list[str]]:
+        with self._lock:
+            return list(self._entries.values()), []
+
+    def stamp(self) -> object:
+        return self._version
+
+    def is_ours(self, before: object, after: object) -> bool:
+        return isinstance(before, int) and after == before + 1
+
+    def put(self, entry: Entry) -> None:
+        with self._lock:
+            self._entries[entry.service, entry.user] = entry
+            self._version += 1
+
+    def remove(self, service: str, user: str) -> bool:
+        with self._lock:
+            self._version += 1
+            return self._entries.pop((service, user), None) is not None
+
+    def replace(self, entries: Iterable[Entry]) -> None:
+        with self._lock:
+            self._entries = _by_name(entries)
+            self._version += 1
+
+    def close(self) -> None:
+        pass
+
+
+def _by_name(entries: Iterable[Entry]) -> dict[tuple[str, str], Entry]:
+    return {(entry.service, entry.user): entry for entry in entries}

@@ -1,0 +1,151 @@
+"""Limits in Redis: for centrals on several hosts that are to have the same ones.
+
+    sluicegate:{limits}            a hash: ["service", "user"] -> the flat table, both as JSON
+    sluicegate:{limits}:version    a number that each change makes larger
+
+The braces keep both on one server of a cluster. A change and its number are one script, not a
+transaction: a script is one command, which is sent elsewhere as a whole when the server has
+changed. Who writes the hash by hand makes the number larger (INCR), else nobody looks.
+
+A Redis that does not answer, or that has lost the number after it once had one (restarted
+without its data, say), is an error: what is missing there must not lift the limits here.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from sluicegate.errors import ConfigError, SluicegateError, Unavailable
+from sluicegate.quota.ledger.entry import Entry, read_tables, table_of
+from sluicegate.redis_client import RedisPool
+from sluicegate.redis_client.resp import ErrorReply
+
+__all__ = ["RedisHash"]
+
+_PUT = """
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+return redis.call('INCR', KEYS[2])
+"""
+_REMOVE = """
+local removed = redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('INCR', KEYS[2])
+return removed
+"""
+_REPLACE = """
+redis.call('DEL', KEYS[1])
+for i = 1, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return redis.call('INCR', KEYS[2])
+"""
+_TIMEOUT = 2.0  # seconds, for each round trip
+_AT_ONCE = 1000
+_TRIES = 5
+# What Redis answers when it is there, and will answer again until somebody changes something.
+_WRONG_SETTINGS = ("ERR", "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM")
+
+
+class RedisHash:
+    """Limits in the Redis of a URL."""
+
+    is_editable = True
+
+    def __init__(self, url: str, *, prefix: str = "sluicegate:") -> None:
+        try:
+            self._pool = RedisPool(url, _TIMEOUT)
+        except (ValueError, ModuleNotFoundError, OSError) as error:
+            raise ConfigError(f"the limits cannot come from this Redis URL: {error}") from None
+        self.name = f"{url.partition('://')[0]}://{self._pool.address}"
+        self._hash = f"{prefix}{{limits}}"
+        self._version = f"{prefix}{{limits}}:version"
+        self._has_been_there = False
+
+    def __repr__(self) -> str:
+        return f"RedisHash({self.name!r})"
+
+    def load(self) -> tuple[list[Entry], list[str]]:
+        for _ in range(_TRIES):
+            before = self.stamp()
+            fields = self._scan()
+            if self.stamp() == before:
+                return _read(fields)
+        raise ConfigError(f"the limits at {self.name} are changed faster than they can be read")
+
+    def _scan(self) -> dict[bytes, bytes]:
+        """The whole hash, in pieces: in one piece it may be larger than a reply may be."""
+        fields: dict[bytes, bytes] = {}
+        cursor = b"0"
+        while True:
+            cursor, pairs = self._ask("HSCAN", self._hash, cursor, "COUNT", _AT_ONCE)
+            fields.update(zip(pairs[::2], pairs[1::2], strict=True))
+            if cursor == b"0":
+                return fields
+
+    def stamp(self) -> object:
+        version: object = self._ask("GET", self._version)
+        if version is not None:
+            self._has_been_there = True
+        elif self._has_been_there:
+            raise ConfigError(
+                f"the limits at {self.name} are gone: set them all anew, or bring its data back"
+            )
+        return version
+
+    def is_ours(self, before: object, after: object) -> bool:
+        if not isinstance(before, bytes) or not isinstance(after, bytes):
+            return False
+        return before.isdigit() and after.isdigit() and int(after) == int(before) + 1
+
+    def put(self, entry: Entry) -> None:
+        self.stamp()  # one entry alone must not take the place of limits that were lost
+        self._run(_PUT, *_field_and_value(entry))
+
+    def remove(self, service: str, user: str) -> bool:
+        return bool(self._run(_REMOVE, _field(service, user)))
+
+    def replace(self, entries: Iterable[Entry]) -> None:
+        self._run(_REPLACE, *(word for entry in entries for word in _field_and_value(entry)))
+
+    def _run(self, script: str, *arguments: str) -> Any:
+        return self._ask("EVAL", script, 2, self._hash, self._version, *arguments)
+
+    def _ask(self, *words: bytes | str | int) -> Any:
+        try:
+            return self._pool.call(*words, key=self._hash.encode())
+        except ErrorReply as error:
+            if error.code in _WRONG_SETTINGS and not error.is_of_replica:
+                raise ConfigError(f"the limits at {self.name} cannot be used: {error}") from None
+            raise Unavailable(f"the limits at {self.name} cannot be had: {error}") from None
+        except SluicegateError as error:
+            raise Unavailable(f"the limits at {self.name} cannot be reached: {error}") from None
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _field(service: str, user: str) -> str:
+    return json.dumps([service, user], ensure_ascii=False)
+
+
+def _field_and_value(entry: Entry) -> tuple[str, str]:
+    return (
+        _field(entry.service, entry.user),
+        json.dumps(table_of(entry), ensure_ascii=False),
+    )
+
+
+def _read(fields: dict[bytes, bytes]) -> tuple[list[Entry], list[str]]:
+    tables: list[object] = []
+    bad: list[str] = []
+    for field, value in sorted(fields.items()):
+        try:
+            table = json.loads(value)
+            if [table["service"], table["user"]] != json.loads(field):
+                raise ValueError
+        except (ValueError, TypeError, LookupError, RecursionError):
+            bad.append(
+                f"the field {field.decode(errors='replace')!r}: expected a JSON object with this "
+                f"service and user, got {value[:200].decode(errors='replace')!r}; skipped"
+            )
+        else:
+            tables.append(table)
+    entries, faults = read_tables(tables)
+    return entries, bad + faults

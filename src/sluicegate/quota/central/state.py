@@ -1,0 +1,186 @@
+"""A central without its sockets: what it answers, when it assigns, whose clock it keeps.
+
+Every central books every report and acknowledges it, and every central assigns in the middle
+of each slot. Only the one that leads tells its quotas. The others do the same work in the
+shadow, so that their promises are near enough those of the leader, and the one that takes over
+goes on where it stopped.
+
+The slots are those of the leader's clock. A central that does not lead follows them: a report
+of slot n is sent when slot n + 1 has begun, so of a node's reports the one that came the quickest
+tells best how late it is at the leader; and of what the nodes tell, the latest quarter is not
+believed, so that one that is wrong moves nothing. When it is elected it goes on with that clock,
+and the nodes see no seam.
+
+`now` is the monotonic time of this machine; its wall clock is asked once, at the start.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+from sluicegate.quota.ledger.ledger import Ledger
+from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota
+
+__all__ = ["CentralState"]
+
+_ASSIGN_AT = 0.5  # of a slot
+_CLOCK_SAMPLES = 8  # of a node
+_CLOCK_NODES = 32
+
+
+class CentralState:
+    """One central: its ledger, whether it leads, and which slot it is on the leader's clock."""
+
+    def __init__(self, name: str, ledger: Ledger, *, now: float, wall: float) -> None:
+        self.name = name
+        self.ledger = ledger
+        self.leads = False
+        self.epoch = 0
+        self._offset = wall - now
+        self._samples: dict[str, deque[float]] = {}  # of each node, the newest last
+        self._latest: dict[str, float] = {}  # of each node, the latest clock of its samples
+        self._assigned = self.slot(now) - 1
+        self._parts: Iterator[None] | None = None  # of the assignment that is going on
+        self._untold: list[str] = []  # the nodes whose quotas of it are still to be sent
+
+    def __repr__(self) -> str:
+        role = "active" if self.leads else "standby"
+        return f"CentralState({self.name}, {role}, epoch={self.epoch}, {self.ledger!r})"
+
+    # The clock
+
+    def time(self, now: float) -> float:
+        """The leader's clock, as far as we know it."""
+        return now + self._offset
+
+    def slot(self, now: float) -> int:
+        return math.floor(self.time(now) / self.ledger.slot_seconds)
+
+    def due(self, now: float) -> float:
+        """When `tick` has something to do next."""
+        if self._is_ticking:
+            return now
+        middle = (self._assigned + 1 + _ASSIGN_AT) * self.ledger.slot_seconds
+        return middle - self._offset
+
+    def _follow_clock(self, now: float, node: str, slot: int) -> None:
+        samples = self._samples.pop(node, None) or deque(maxlen=_CLOCK_SAMPLES)
+        samples.append((slot + 1) * self.ledger.slot_seconds - now)
+        self._samples[node] = samples
+        self._latest[node] = max(samples)
+        if len(self._samples) > _CLOCK_NODES:
+            oldest = next(iter(self._samples))
+            del self._samples[oldest], self._latest[oldest]
+        told = sorted(self._latest.values())
+        # The latest clock is the nearest, but for those that are ahead: of three, one may be.
+        self._offset = told[len(told) - 1 - (max(1, len(told) // 4) if len(told) > 2 else 0)]
+        self._assigned = min(self._assigned, self.slot(now))
+
+    # Leading
+
+    def lead(self, now: float, epoch: int) -> None:
+        """Speak as the active central from now on. `epoch` must be higher than any before."""
+        if epoch <= self.epoch:
+            raise ValueError(f"epoch must be above {self.epoch}, got {epoch!r}")
+        self.leads = True
+        self.epoch = epoch
+        self.ledger.begin(self.slot(now))  # what time it is, is for us to say now
+
+    def follow(self, now: float, epoch: int | None = None) -> None:
+        """Be silent: another one leads, in `epoch` if it is known, or none."""
+        self.leads = False
+        self.epoch = max(self.epoch, epoch or 0)
+        self._samples.clear()
+        self._latest.clear()
+
+    # Messages
+
+    def receive(self, now: float, message: Report | Ask) -> list[tuple[str, Ack | Quota]]:
+        """Take a message of a node, and tell what is to be sent, to whom."""
+        if isinstance(message, Ask):
+            return self._answer(now, message)
+        if not self.leads and message.epoch >= max(1, self.epoch):
+            self._follow_clock(now, message.node, message.slot)
+        slot = self.slot(now)
+        was_live = self.ledger.is_live(message.node, slot)
+        self.ledger.book(slot, message)
+        ack = Ack(
+            self.name,
+            self.leads,
+            self.epoch,
+            message.boot,
+            self.ledger.booked(message.node, message.boot),
+            message.sent,
+            self.time(now),
+        )
+        answer: list[tuple[str, Ack | Quota]] = [(message.node, ack)]
+        has_shares = was_live or message.epoch >= 0
+        if self.leads and not has_shares and self.ledger.is_live(message.node, slot):
+            # Do not let a node that is new wait for the next assignment: it is told now what
+            # everyone has, and can ask for the rest. One that has heard a leader has safe shares.
+            answer.append((message.node, self._quota(now, slot, message.node)))
+        return answer
+
+    def _answer(self, now: float, ask: Ask) -> list[tuple[str, Ack | Quota]]:
+        if not self.leads:
+            return []
+        answer = self.ledger.ask(self.slot(now), ask)
+        return [
+            (ask.node, self._told(now, slot, services, whole=False))
+            for slot, services in sorted(answer.items())
+        ]
+
+    def tick(self, now: float) -> list[tuple[str, Quota]]:
+        """Assign when the middle of a slot has come; the quotas that are to be sent."""
+        quotas = self.tick_some(now)
+        while self._is_ticking:
+            quotas.extend(self.tick_some(now))
+        return quotas
+
+    def tick_some(self, now: float) -> list[tuple[str, Quota]]:
+        """As `tick`, but a part of some milliseconds or one quota only.
+
+        Then `due` is at once, for the rest of it. Messages may be received between two calls.
+        """
+        if not self._is_ticking:
+            slot = math.floor(self.time(now) / self.ledger.slot_seconds - _ASSIGN_AT)
+            if slot <= self._assigned:
+                return []
+            self._assigned = slot
+            if not self.leads and not self.ledger.has_nodes:
+                return []  # it is not known yet what time it is at the leader
+            self._parts = self.ledger.assigning(slot)
+        if self._parts is not None:
+            for _ in self._parts:
+                return []
+            self._parts = None
+            self._untold = self.ledger.live_nodes(self._assigned)[::-1]
+        if not self.leads or self.ledger.assigned != self._assigned:
+            # One who asked after a standstill has had the next slot assigned: that will be told.
+            self._untold = []
+        if not self._untold:
+            return []
+        # One at a time: what was made and not sent yet would be old when one asks meanwhile.
+        node = self._untold.pop()
+        return [(node, self._quota(now, self._assigned + 1, node))]
+
+    @property
+    def _is_ticking(self) -> bool:
+        return self._parts is not None or bool(self._untold)
+
+    def _quota(self, now: float, slot: int, node: str) -> Quota:
+        return self._told(now, slot, self.ledger.quota(slot - 1, node), whole=True)
+
+    def _told(
+        self, now: float, slot: int, services: dict[str, ServiceQuota], *, whole: bool
+    ) -> Quota:
+        return Quota(
+            self.name,
+            self.epoch,
+            self.ledger.version,
+            slot,
+            self.time(now),
+            self.ledger.nodes(self.slot(now)),
+            whole,
+            services,
+        )

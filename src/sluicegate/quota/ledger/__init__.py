@@ -1,0 +1,1 @@
+"""What a central knows, without I/O: buckets, demand, and what each node is assigned."""

@@ -1,0 +1,669 @@
+"""The ledger: everything a central knows, without its sockets and its clock.
+
+Reports go in (`book`), once a slot everything is given out anew (`assign`), and nodes are told
+(`quota`, `ask`). The ledger knows the nodes, each with the boot and the sequence of its last
+report, and holds a book for each service, which is where the amounts are. It is given the slot
+and never asks for the time.
+
+Booking is idempotent: a report of our own nodes is booked when its sequence is the highest yet
+of its boot, a classic report once for each node and slot. Whatever is booked is booked for
+good, whether the user has a limit or not.
+
+Limits may change at any time (`set_limits`); they take effect with the next assignment.
+"""
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import chain, islice
+from operator import attrgetter, itemgetter
+from typing import Any, TypeAlias, TypedDict, TypeVar
+
+from sluicegate.errors import ConfigError, ProtocolError
+from sluicegate.quota.ledger._node_table import COLD_NODES, Nodes
+from sluicegate.quota.ledger._service_ledger import MISSED_SLOTS, Book
+from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.ledger.limits_table import LimitsTable
+from sluicegate.quota.ledger.service import BucketService, MakeService, Service, Shares
+from sluicegate.quota.ledger.snapshot import BookDump, OtherSlots, pack, unpack
+from sluicegate.quota.messages import Ask, Report, ServiceQuota, Share
+from sluicegate.quota.packed._report_lines import PackedLines
+from sluicegate.quota.packed._shares import GivenShares
+
+__all__ = ["Assignment", "Ledger", "Rule", "Sum"]
+
+_logger = logging.getLogger("sluicegate.quota")
+
+# A rule gets the user, the resource, what may be given out, the refill per slot, and for each
+# node (node, demand per slot, consumed, rejected); it returns a share for each of them.
+Rule: TypeAlias = Callable[
+    [str, str, float, float, list[tuple[str, float, float, float]]], Iterable[float]
+]
+Assignment: TypeAlias = str | Rule
+Sum: TypeAlias = dict[str, dict[str, dict[str, float]]]
+
+_MOST_PAST_SLOTS = 3600
+# A node that nobody has heard of for so long is forgotten, a few of them in each slot.
+_FORGET_NODE_SLOTS = 300
+_FORGET_NODES_AT_ONCE = 4
+# How many nodes there are is a guess in the first slots.
+_COLD_SLOTS = 2
+_CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
+_RETURN_SECONDS = 4.0  # in which nodes find a central that is back: twice their longest back-off
+_LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
+_PART_CELLS = 100_000  # are assigned in some 3 ms
+_TERMS_AT_ONCE = 4_000  # are asked for in some 3 ms
+_NAMES_AT_ONCE = 2_000  # are looked up in some 3 ms
+_MOST_COVERED = 86_400  # slots that the first report of a node can tell of
+_CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(slots=True)
+class _KnownNode:
+    """How far a node is booked. A classic node has no boots: its reports go by their slots."""
+
+    boot: int
+    sequence: int
+    slot: int  # the highest it has reported
+    seen: int  # the slot in which it was last heard of
+    booked: int = 0  # classic: bit n is set when the report of slot `slot - n` is booked
+    booked_in: int = 0  # the slot of ours in which its last report was booked; 0: not known
+
+
+# As `astuple`, which would copy each number.
+_values_of = attrgetter(*(field.name for field in fields(_KnownNode)))
+
+
+class _How(TypedDict):
+    """How a report is booked: see `Book.record`."""
+
+    slots: int
+    sequence: int
+    since: int
+    is_known: bool
+    is_reborn: bool
+    is_from_before: bool
+
+
+class Ledger:
+    """All buckets of all services, and what is promised of them to which node."""
+
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        *,
+        slot_seconds: float = 1.0,
+        assignment: Assignment = "fair",
+        services: Mapping[str, MakeService] | None = None,
+        nr_slot: int = 60,
+    ) -> None:
+        if not 0.1 <= slot_seconds <= 3600.0:
+            raise ValueError(f"slot_seconds must be from 0.1 to 3600, got {slot_seconds!r}")
+        if assignment not in ("fair", "classic") and not callable(assignment):
+            raise ValueError(
+                f"assignment must be 'fair', 'classic' or a function, got {assignment!r}"
+            )
+        if not 1 <= nr_slot <= _MOST_PAST_SLOTS:
+            raise ValueError(f"nr_slot must be from 1 to {_MOST_PAST_SLOTS}, got {nr_slot!r}")
+        self.slot_seconds = slot_seconds
+        self.nr_slot = nr_slot
+        self._return_slots = math.ceil(_RETURN_SECONDS / slot_seconds)
+        self.errors: dict[str, int] = {}  # of each service
+        self._assignment = assignment
+        self._make_services = dict(services or {})
+        self._next_table: LimitsTable | None = None
+        self._table = LimitsTable(entries, slot_seconds)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Know nothing yet."""
+        self._first: int | None = None  # the slot in which everything began; none so far
+        self._assigned = 0
+        self._nodes = Nodes()
+        self._known: dict[str, _KnownNode] = {}
+        self._live = 0  # how many of them take part: at the last assignment, and new ones since
+        self._books: dict[str, Book] = {}
+        self._services: dict[str, Service] = {}
+        self._reported: dict[int, set[str]] = {}
+        self._parts: Iterator[None] | None = None  # of the assignment that is going on
+        self._changing: Iterator[None] = iter(())  # of limits, as far as it is still to be done
+        self._is_restored = False  # and nothing was booked or assigned since
+
+    # Limits
+
+    def prepare(self, entries: Iterable[Entry], base: LimitsTable | None = None) -> LimitsTable:
+        """Make ready for `set_limits`, in any thread: of 100,000 entries it takes half a second.
+
+        With the table that was made ready before this one, the change itself takes less time.
+        """
+        return LimitsTable(entries, self.slot_seconds, base)
+
+    def set_limits(self, entries: Iterable[Entry] | LimitsTable) -> None:
+        """Replace all limits, from the next assignment on; at once before anything was booked."""
+        table = entries if isinstance(entries, LimitsTable) else self.prepare(entries)
+        if self._first is None:
+            self._table = table
+        else:
+            self._next_table = table
+
+    @property
+    def version(self) -> int:
+        """Of the limits. Centrals with the same limits say the same."""
+        return self._table.version
+
+    def begin(self, slot: int) -> None:
+        """It is `slot` now. Everything that is not known from before begins in the first one."""
+        if self._first is not None:
+            if slot < self._assigned - _CATCH_UP_SLOTS:
+                self._rebase(slot)
+            elif self._is_restored or slot > self._assigned + _CATCH_UP_SLOTS:
+                self._come_back(slot)
+            return
+        if not isinstance(slot, int) or not 0 <= slot < 1 << 60:
+            raise ValueError(f"slot must be a whole number from 0 up, got {slot!r}")
+        self._first = slot
+        self._assigned = slot - 1
+        self._table.begin(slot, None)
+        self._open_services()
+
+    def _rebase(self, slot: int) -> None:
+        """The clock has gone back by more than can be waited for."""
+        _logger.warning("the clock went back from slot %d to %d", self._assigned, slot)
+        self._assigned = slot - 1
+        for _ in self._changing:
+            pass
+        self._parts = None
+        for known in self._known.values():
+            known.slot = min(known.slot, slot - 1)
+            known.seen = min(known.seen, slot)
+        for book in self._books.values():
+            book.rebase(slot)
+        self._nodes.rebase(slot - 1)
+
+    def _come_back(self, slot: int) -> None:
+        """We were away. Nodes went on with what they had, and come back to us one after the other.
+
+        Until then they live on their safe shares, which are not for those who are here already.
+        """
+        self._finish()
+        self._is_restored = False
+        since = self._assigned - MISSED_SLOTS + 1
+        self._nodes.come_back(since, slot, slot + self._return_slots)
+        self._assigned = max(self._assigned, slot - 1)
+        for book in self._books.values():
+            book.come_back(slot)
+
+    def _change_limits(self, slot: int) -> Iterator[None]:
+        """Bring the next limits into all buckets, some at a time."""
+        if self._next_table is None:
+            return
+        before, self._table = self._table, self._next_table
+        self._table.begin(slot, before)
+        self._next_table = None
+        self._open_services()
+        for book in list(self._books.values()):
+            at: int | None = 0
+            while at is not None:
+                at = book.limits_changed(slot, at, _TERMS_AT_ONCE)
+                if at is not None:
+                    yield
+
+    def _open_services(self) -> None:
+        for name in self._table.services:
+            if name not in self._books:
+                self._open(name)
+
+    def _open(self, name: str) -> None:
+        def terms(user: str, resource: str) -> tuple[float, float, int] | None:
+            return self._table.terms(name, user, resource)
+
+        assert self._first is not None
+        book = Book(self._nodes, self._assignment, terms, first=self._first, nr_slot=self.nr_slot)
+        self._books[name] = book
+        make = self._make_services.get(name, BucketService)
+        service = self._guarded(name, make, name, book)
+        self._services[name] = BucketService(name, book) if service is None else service
+
+    def _guarded(
+        self, name: str, call: Callable[..., _Result], *arguments: object
+    ) -> _Result | None:
+        """Call into a service. Its error is its own: logged, counted, and None for us."""
+        try:
+            return call(*arguments)
+        except Exception:
+            self.errors[name] = self.errors.get(name, 0) + 1
+            _logger.exception("the service %r failed; the others go on", name)
+            return None
+
+    # Booking
+
+    def book(self, slot: int, report: Report) -> bool:
+        """Book a report that has come in in `slot`.
+
+        False: it was known already, or it takes for granted what is not booked here.
+        """
+        self.begin(slot)
+        if not 0 <= report.since <= report.sequence < _LARGEST_NUMBER:
+            raise ProtocolError(
+                f"node {report.node!r} sends report {report.sequence!r} since {report.since!r}, "
+                f"expected whole numbers below {_LARGEST_NUMBER}, the second not above the first"
+            )
+        if not isinstance(report.lines, PackedLines):  # those are checked where they are read
+            for users in report.lines.values():
+                Book.check(report.node, users)
+        known = self._known.get(report.node)
+        is_known = known is not None and known.boot == report.boot
+        is_reborn = known is not None and known.boot < report.boot
+        if known is not None and is_known:
+            known.seen = max(known.seen, slot)
+            if report.sequence <= known.sequence or report.since > known.sequence:
+                return False
+            # By its slots, which leap when a node hears of our clock; and not longer than it was
+            # silent.
+            silent = slot - known.booked_in
+            covered = max(1, min(min(report.slot, slot) - known.slot, silent + 1))
+            known.sequence = report.sequence
+        elif known is not None and not is_reborn:
+            return False
+        # No slot is over before its time, whatever a node says that lives by a clock of its own.
+        reported = min(report.slot, slot if report.leaving or report.epoch >= 0 else slot - 1)
+        # Our books are younger than what it tells.
+        is_from_before = known is None and report.settled_slot >= 0
+        if known is None or is_reborn:
+            covered = 1
+            if is_from_before:
+                if self._nodes.awaited_until == 0:
+                    self._nodes.awaited_until = slot + self._return_slots
+                covered = min(max(1, reported - report.settled_slot), _MOST_COVERED)
+            if is_reborn:
+                self._drop_cells(report.node)
+            self._live += not is_reborn
+            known = self._known[report.node] = _KnownNode(
+                report.boot, report.sequence, reported, slot
+            )
+        known.slot = max(known.slot, reported)
+        known.booked_in = slot
+        self._nodes.add(report.node, known.slot)
+        if report.leaving:
+            self._nodes.add(report.node, slot - MISSED_SLOTS)
+        self._note_reported(reported, report.node)
+        how: _How = {
+            "slots": covered,
+            "sequence": report.sequence,
+            "since": report.since,
+            "is_known": is_known,
+            "is_reborn": is_reborn,
+            "is_from_before": is_from_before,
+        }
+        if isinstance(report.lines, PackedLines):
+            self._book_packed(report.node, reported, report.lines, how)
+        else:
+            for name, users in report.lines.items():
+                if name in self._books:
+                    usage = self._books[name].record(report.node, reported, users, **how)
+                    self._guarded(name, self._services[name].consume, reported, usage)
+        if report.leaving:
+            for book in self._books.values():
+                book.release(report.node)
+        return True
+
+    def _book_packed(self, node: str, slot: int, lines: PackedLines, how: _How) -> None:
+        for name, begin, end in lines.parts:
+            if name not in self._books:
+                continue
+            service = self._services[name]
+            # Ours would do nothing but deduct it: so it can be done on the way.
+            usage = self._books[name].record_packed(
+                node, slot, lines, begin, end, **how, deducts=type(service) is BucketService
+            )
+            if usage is not None:
+                self._guarded(name, service.consume, slot, usage)
+
+    def finding(self, slot: int, report: Report) -> Iterator[None]:
+        """Look up the names of a report, in steps of some milliseconds; to book it is quick."""
+        self.begin(slot)
+        if not isinstance(report.lines, PackedLines):
+            return
+        for name, at, end in report.lines.parts:
+            while name in self._books:
+                at = self._books[name].find(report.lines, at, end, slot, _NAMES_AT_ONCE)
+                if at == end:
+                    break
+                yield
+
+    def is_outlived(self, node: str, boot: int) -> bool:
+        """Whether a node has had a later life than this one: nothing more of it is booked."""
+        known = self._known.get(node)
+        return known is not None and known.boot > boot
+
+    def booked(self, node: str, boot: int) -> int:
+        """The sequence up to which a boot of a node is booked; 0: nothing is."""
+        known = self._known.get(node)
+        return known.sequence if known is not None and known.boot == boot else 0
+
+    def finding_classic(
+        self, slot: int, *tables: Mapping[str, dict[str, dict[str, float]]]
+    ) -> Iterator[None]:
+        """As `finding`, of what a classic node tells."""
+        self.begin(slot)
+        for name, users in (item for table in tables for item in table.items()):
+            rest = iter(users.items())
+            while name in self._books and (some := list(islice(rest, _NAMES_AT_ONCE // 4))):
+                self._books[name].find_users(some, slot)
+                yield
+
+    def book_classic(
+        self,
+        slot: int,
+        node: str,
+        sent_in: int,
+        consumption: Mapping[str, dict[str, dict[str, float]]],
+        rejection: Mapping[str, dict[str, dict[str, float]]],
+    ) -> bool:
+        """Book what a classic node, in the slot `sent_in`, tells of the slot before.
+
+        `slot` is ours: such a node lives by a clock of its own. False: it was known already.
+        """
+        self.begin(slot)
+        if sent_in > slot + _CLASSIC_REPORTS:
+            raise ProtocolError(
+                f"node {node!r} reports in slot {sent_in!r}, expected at most {_CLASSIC_REPORTS} "
+                f"slots after {slot}: its clock is wrong"
+            )
+        for name in {**consumption, **rejection}:
+            Book.check_slot(node, consumption.get(name, {}), rejection.get(name, {}))
+        told = sent_in - 1
+        known = self._known.get(node)
+        if known is None:
+            known = self._known[node] = _KnownNode(0, 0, told - 1, slot)
+            self._live += 1
+        age = known.slot - told
+        if age >= _CLASSIC_REPORTS or (age >= 0 and known.booked >> age & 1):
+            return False
+        if age < 0:
+            older = known.booked << min(-age, _CLASSIC_REPORTS)
+            known.booked = (older | 1) & ((1 << _CLASSIC_REPORTS) - 1)
+            known.slot = told
+        else:
+            known.booked |= 1 << age
+        known.seen = max(known.seen, slot)
+        told = min(told, slot)
+        self._nodes.add(node, min(known.slot, slot), lead=2)
+        self._note_reported(told, node)
+        for name in {**consumption, **rejection}:
+            if name in self._books:
+                usage = self._books[name].record_slot(
+                    node, told, consumption.get(name, {}), rejection.get(name, {})
+                )
+                self._guarded(name, self._services[name].consume, told, usage)
+        return True
+
+    def _note_reported(self, slot: int, node: str) -> None:
+        if slot <= self._assigned - self.nr_slot:
+            return
+        if slot not in self._reported:
+            self._reported[slot] = set()
+            for old in [old for old in self._reported if old <= slot - self.nr_slot]:
+                del self._reported[old]
+        self._reported[slot].add(node)
+
+    def _drop_cells(self, node: str) -> None:
+        for book in self._books.values():
+            book.drop_node(node)
+
+    # Giving out
+
+    def assign(self, slot: int) -> None:
+        """Decide the quota of the next slot, everywhere.
+
+        Slots that were missed are made up for, as far as their promises may still be in use:
+        nodes go on with what they had.
+        """
+        for _ in self.assigning(slot, cells=sys.maxsize):
+            pass
+
+    def assigning(self, slot: int, cells: int = _PART_CELLS) -> Iterator[None]:
+        """As `assign`, in parts of about so many cells: some milliseconds.
+
+        Reports may be booked and asks be answered between two of them; for each bucket it is as
+        if they had come before the assignment or after it. Whoever needs the next assignment
+        before this one is over brings it to its end.
+        """
+        self.begin(slot)
+        self._finish()
+        self._changing = self._change_limits(slot)
+        parts = self._parts = chain(self._changing, self._assign_up_to(slot, cells))
+        for _ in parts:
+            yield
+            if self._parts is not parts:
+                break  # it was brought to its end, or the clock went back
+        else:
+            self._parts = None
+        self._forget_nodes(slot)
+        self._live = sum(
+            self.is_live(node, slot) or self._nodes.is_alone(node, slot) for node in self._known
+        )
+
+    def _finish(self, up_to: int | None = None) -> None:
+        """Bring an assignment that is going on to its end; only if it is of a slot `up_to`."""
+        if self._parts is not None and (up_to is None or self._assigned < up_to):
+            for _ in self._parts:
+                pass
+            self._parts = None
+
+    def _assign_up_to(self, slot: int, cells: int) -> Iterator[None]:
+        for made_up in range(max(self._assigned + 1, slot - _CATCH_UP_SLOTS + 1), slot + 1):
+            for name, service in list(self._services.items()):
+                if isinstance(service, BucketService):
+                    while self._guarded(name, service.assign_some, made_up, cells) is False:
+                        yield
+                else:
+                    self._guarded(name, service.assign, made_up)
+                    yield
+            self._assigned = made_up
+        self._assigned = max(self._assigned, slot)
+
+    def _forget_nodes(self, slot: int) -> None:
+        old = (
+            node for node, known in self._known.items() if slot - known.seen > _FORGET_NODE_SLOTS
+        )
+        for node in list(islice(old, _FORGET_NODES_AT_ONCE)):
+            self._drop_cells(node)
+            self._nodes.remove(node)
+            del self._known[node]
+
+    def quota(self, slot: int, node: str) -> dict[str, ServiceQuota]:
+        """What `node` may let through in the slot after `slot`, by service."""
+        count = self.nodes(slot)
+        return {
+            name: ServiceQuota(self._shares(name, slot, node), self._table.newcomers(name, count))
+            for name in self._services
+        }
+
+    def _shares(self, name: str, slot: int, node: str) -> Shares:
+        shares = self._guarded(name, self._services[name].quota, slot, node)
+        return shares if isinstance(shares, dict | GivenShares) else {}
+
+    def ask(self, slot: int, ask: Ask) -> dict[int, dict[str, ServiceQuota]]:
+        """Answer a node that has met users it has no share for, by slot and service.
+
+        A user without a limit has an empty share: he is free. A node that is new, or was silent,
+        has to report first.
+        """
+        answer: dict[int, dict[str, ServiceQuota]] = {}
+        if not self.is_live(ask.node, slot):
+            return answer
+        self.begin(slot)
+        self._finish(slot - 1)
+        for _ in self._assign_up_to(slot - 1, sys.maxsize):
+            pass
+        count = self.nodes(slot)
+        for name, users in ask.users.items():
+            newcomers = self._table.newcomers(name, count)
+            told: dict[int, dict[str, dict[str, Share]]] = {}
+            for user in users:
+                for target, shares in self._grant(slot, ask.node, name, user).items():
+                    told.setdefault(target, {})[user] = shares
+            for target, answered in told.items():
+                answer.setdefault(target, {})[name] = ServiceQuota(answered, newcomers)
+        return answer
+
+    def _grant(self, slot: int, node: str, name: str, user: str) -> dict[int, dict[str, Share]]:
+        entry = self._table.entry(name, user)
+        if entry is None:
+            return {slot: {}}
+        service = self._services[name]
+        if isinstance(service, BucketService):
+            return service.grant(slot, node, user, list(entry.rates))
+        shares = self._shares(name, slot - 1, node)
+        return {slot: shares[user]} if user in shares else {}
+
+    # Snapshots
+
+    def snapshot(self) -> bytes:
+        """Everything that must outlive this ledger, for `restore`: buckets, promises, sequences."""
+        return self.begin_snapshot()()
+
+    def begin_snapshot(self) -> Callable[[], bytes]:
+        """A snapshot of now, in two steps: the second may be done in a thread."""
+        head = {
+            "slot_seconds": self.slot_seconds,
+            "first": self._first,
+            "assigned": self._assigned,
+            # By number: so their order is the same when they are numbered anew.
+            "nodes": sorted(
+                (
+                    (node, *self._nodes.numbers_of(node), _values_of(known))
+                    for node, known in self._known.items()
+                ),
+                key=itemgetter(1),
+            ),
+        }
+        table, first = self._table, self._first  # a table that has begun does not change
+        dumps = {name: book.dump() for name, book in self._books.items()}
+        return lambda: pack(head | {"since": table.begun_after(first)}, dumps)
+
+    def restore(self, packed: bytes) -> None:
+        """Go on from a snapshot; ConfigError when it cannot be used, and nothing is changed then.
+
+        The ledger must be new. Its limits are its own: they may have changed since. What was
+        saved beyond a bucket's capacity is lost, debts are not.
+        """
+        if self._first is not None:
+            raise ValueError("only a ledger that has booked nothing yet can be restored")
+        head, books = unpack(packed)
+        if head["slot_seconds"] != self.slot_seconds:
+            raise OtherSlots(
+                f"the snapshot has slots of {head['slot_seconds']} s, expected {self.slot_seconds}"
+            )
+        try:
+            if head["first"] is not None:
+                self._take_up(head, books)
+        except (ValueError, TypeError, LookupError) as error:
+            self._clear()
+            raise ConfigError(f"the snapshot makes no sense: {error!r}") from error
+
+    def _take_up(self, head: dict[str, Any], books: dict[str, BookDump]) -> None:
+        self.begin(head["first"])
+        self._table.took_effect(head["since"])
+        self._assigned = head["assigned"]
+        numbers: dict[int, int] = {}
+        for node, number, reported, lead, known in head["nodes"]:
+            self._known[node] = _KnownNode(*known)
+            numbers[number] = self._nodes.add(node, reported, lead)
+        for name, dump in books.items():
+            if name not in self._books:
+                self._open(name)
+            self._books[name].load(*dump, numbers, assigned=self._assigned)
+        self._live = len(self._known)
+        self._nodes.awaited_until = 1  # we know who is to come
+        self._is_restored = True
+
+    # Looking
+
+    def nodes(self, slot: int) -> int:
+        """How many nodes take part, as far as is known in `slot`.
+
+        At the beginning not all of them have been heard of yet: then it is a guess.
+        """
+        is_cold = self._first is None or slot - self._first < _COLD_SLOTS
+        return max(COLD_NODES if is_cold else 1, self._live)
+
+    def is_live(self, node: str, slot: int) -> bool:
+        return node in self._nodes and slot - self._nodes.reported_of(node) < MISSED_SLOTS
+
+    def live_nodes(self, slot: int) -> list[str]:
+        """The nodes that have not missed more reports than may happen."""
+        return [node for node in self._known if self.is_live(node, slot)]
+
+    @property
+    def assigned(self) -> int:
+        """The slot of the last assignment."""
+        return self._assigned
+
+    @property
+    def has_nodes(self) -> bool:
+        return bool(self._known)
+
+    @property
+    def services(self) -> list[str]:
+        return list(self._services)
+
+    def __repr__(self) -> str:
+        return f"Ledger(services={self.services}, nodes={len(self._known)}, cells={self.cells})"
+
+    @property
+    def books(self) -> Mapping[str, Book]:
+        """The book of each service, to look at."""
+        return self._books
+
+    def entry(self, service: str, user: str) -> Entry | None:
+        """The limits that hold for a user now: his own, or those of everyone."""
+        return self._table.entry(service, user)
+
+    @property
+    def cells(self) -> int:
+        return sum(book.cells for book in self._books.values())
+
+    def reported(self, slot: int) -> list[str]:
+        """The nodes whose report of a slot is booked."""
+        return sorted(self._reported.get(slot, ()))
+
+    def consumption_sum(self, slot: int) -> Sum:
+        """service -> user -> resource -> what all nodes together consumed in a slot."""
+        return {name: book.sums_of(slot) for name, book in self._books.items()}
+
+    def rejection_sum(self, slot: int) -> Sum:
+        """service -> user -> resource -> how many requests all nodes together refused."""
+        return {name: book.sums_of(slot, rejected=True) for name, book in self._books.items()}
+
+    def distribution(self) -> dict[str, dict[str, dict[str, dict[str, dict[str, float]]]]]:
+        """service -> user -> resource -> node -> slot_number, consumption, rejection."""
+        return {name: book.distribution() for name, book in self._books.items()}
+
+    def quotas(self, slot: int) -> dict[str, Sum]:
+        """node -> service -> user -> resource -> what was given for a slot."""
+        result: dict[str, Sum] = {}
+        for name, book in self._books.items():
+            for node, users in book.quotas_of(slot).items():
+                result.setdefault(node, {})[name] = users
+        return result
+
+    def level(self, service: str, user: str, resource: str, slot: int) -> float | None:
+        """What a bucket holds in a slot. None: no limit, or full and forgotten."""
+        book = self._books.get(service)
+        return None if book is None else book.level(user, resource, slot)
+
+    def outstanding(self, service: str, user: str, resource: str) -> float:
+        """What is promised of a bucket and not yet reported, and held by running requests."""
+        book = self._books.get(service)
+        return 0.0 if book is None else book.outstanding(user, resource)
+
+    def recorded(self, service: str, user: str, resource: str) -> float:
+        """All that was booked of a bucket."""
+        book = self._books.get(service)
+        return 0.0 if book is None else book.recorded(user, resource)

@@ -1,0 +1,204 @@
+"""Which limit holds for whom, in units per slot.
+
+An entry names a service, a user or `*` (every user without an entry of his own), how much may
+pile up (`burst_seconds`) and a rate for each resource. A resource that stands nowhere has no
+limit.
+
+To make a table of 100,000 entries takes about half a second, and to compare two of them a tenth
+of that; both belong in a thread. So a table may be made from another one, its base, and remembers
+whose entries are not in both: when it takes effect, in the central's loop, only they are looked at.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+from sluicegate.quota.ledger.entry import Entry
+
+__all__ = ["LimitsTable"]
+
+_EVERYONE = "*"
+_VERSIONS = 1 << 56
+
+
+class LimitsTable:
+    """The entries in force. A table is not changed; another one takes its place."""
+
+    def __init__(
+        self, entries: Iterable[Entry], slot_seconds: float, base: "LimitsTable | None" = None
+    ) -> None:
+        self._slot_seconds = slot_seconds
+        self._first = 0  # the slot in which the first table took effect
+        self._since: dict[str, dict[str, int]] = {}  # by service and user: those begun later
+        self._entries: dict[str, dict[str, Entry]] = {}
+        for entry in entries:
+            users = self._entries.setdefault(entry.service, {})
+            if entry.user in users:
+                raise ValueError(
+                    f"expected one entry for each service and user, got two for "
+                    f"{entry.service!r} and {entry.user!r}"
+                )
+            users[entry.user] = entry
+        # A sum, not a digest of all of them in order: it is the same in any order, and one entry
+        # can be taken out of it.
+        self.version = sum(map(_fingerprint, self._each())) % _VERSIONS
+        self._lowest = {service: _lowest(users) for service, users in self._entries.items()}
+        self._base = base  # until it takes effect
+        self._differs = {} if base is None else self._compare(base)
+
+    def _compare(self, other: "LimitsTable") -> dict[str, set[str]]:
+        """By service, the users who have an entry in one of the two tables only."""
+        differs = {}
+        for service in self._entries.keys() | other._entries.keys():
+            ours = self._entries.get(service, {})
+            theirs = other._entries.get(service, {})
+            if ours is not theirs:
+                # One by one: two sets at once would not let another thread in meanwhile.
+                differs[service] = {user for user in ours if user not in theirs}
+                differs[service].update(user for user in theirs if user not in ours)
+        return differs
+
+    def _each(self) -> Iterator[Entry]:
+        for users in self._entries.values():
+            yield from users.values()
+
+    # Another table
+
+    def with_entry(self, entry: Entry) -> Self:
+        """A table that has not begun, with `entry` in the place of that of its service and user."""
+        users = dict(self._entries.get(entry.service, {}))
+        before = users.get(entry.user)
+        users[entry.user] = entry
+        return self._with(entry.service, entry.user, users, before, entry)
+
+    def without(self, service: str, user: str) -> Self:
+        """A table that has not begun, without the entry of `service` and `user`."""
+        users = dict(self._entries.get(service, {}))
+        return self._with(service, user, users, users.pop(user, None), None)
+
+    def _with(
+        self,
+        service: str,
+        user: str,
+        users: dict[str, Entry],
+        before: Entry | None,
+        after: Entry | None,
+    ) -> Self:
+        table = type(self)((), self._slot_seconds)
+        table._entries = self._entries | {service: users}
+        table._lowest = self._lowest | {service: _lowest(users)}
+        if not users:
+            del table._entries[service], table._lowest[service]
+        version = self.version
+        version -= 0 if before is None else _fingerprint(before)
+        version += 0 if after is None else _fingerprint(after)
+        table.version = version % _VERSIONS
+        table._base = self
+        if (before is None) != (after is None):
+            table._differs = {service: {user}}
+        return table
+
+    # Time
+
+    def begin(self, slot: int, before: "LimitsTable | None") -> None:
+        """Take effect in `slot`. Limits of users who had one go on; the others begin."""
+        if before is None:
+            self._first = slot
+            return
+        self._first = before._first
+        self._since = {
+            service: since for service, since in before._since.items() if service in self._entries
+        }
+        for service, names in self._differing(before).items():
+            users = self._entries.get(service, {})
+            had = before._entries.get(service, {})
+            if not had:
+                self._since[service] = dict.fromkeys(users, slot)
+            elif users:
+                since = self._since[service] = self._since.get(service, {}).copy()
+                for user in names:
+                    if user not in users:
+                        since.pop(user, None)
+                    elif user not in had:
+                        since[user] = slot
+        self._base = None
+        self._differs = {}
+
+    def _differing(self, before: "LimitsTable") -> dict[str, set[str]]:
+        """Whose entries may be in one table only: by way of the bases, if they lead there."""
+        differs: dict[str, set[str]] = {}
+        table: LimitsTable = self
+        while table is not before:
+            if table._base is None:
+                return self._compare(before)
+            for service, names in table._differs.items():
+                differs[service] = differs.get(service, set()) | names
+            table = table._base
+        return differs
+
+    def begun_after(self, slot: int | None) -> list[tuple[str, str, int]]:
+        """The limits that took effect later than `slot`, and when.
+
+        `slot` is not before the first table took effect.
+        """
+        return [
+            (service, user, since)
+            for service, users in self._since.items()
+            for user, since in users.items()
+            if slot is not None and since > slot
+        ]
+
+    def took_effect(self, begun: Iterable[tuple[str, str, int]]) -> None:
+        """Take over when limits began, of those that are still here."""
+        for service, user, since in begun:
+            if user in self._entries.get(service, ()):
+                self._since.setdefault(service, {})[user] = since
+
+    # Looking
+
+    @property
+    def services(self) -> list[str]:
+        return list(self._entries)
+
+    def has(self, service: str, user: str) -> bool:
+        """Whether there is an entry of his own."""
+        return user in self._entries.get(service, ())
+
+    def entry(self, service: str, user: str) -> Entry | None:
+        users = self._entries.get(service, {})
+        return users.get(user) or users.get(_EVERYONE)
+
+    def terms(self, service: str, user: str, resource: str) -> tuple[float, float, int] | None:
+        """A bucket's refill per slot, its capacity, and the slot in which its limit began."""
+        entry = self.entry(service, user)
+        if entry is None or resource not in entry.rates:
+            return None
+        rate = entry.rates[resource]
+        return (
+            rate * self._slot_seconds,
+            rate * entry.burst_seconds,
+            self._since.get(service, {}).get(entry.user, self._first),
+        )
+
+    def newcomers(self, service: str, nodes: int) -> dict[str, float]:
+        """A node's share per slot of a user it knows nothing of yet.
+
+        His limit may be any of the service's: for each resource that of `*`, else the lowest.
+        """
+        share = self._slot_seconds / max(1, nodes)
+        return {name: rate * share for name, rate in self._lowest.get(service, {}).items()}
+
+
+def _fingerprint(entry: Entry) -> int:
+    """The same for the same entry, in every process."""
+    terms = (entry.service, entry.user, entry.burst_seconds, sorted(entry.rates.items()))
+    return int.from_bytes(hashlib.blake2b(repr(terms).encode(), digest_size=8).digest())
+
+
+def _lowest(users: dict[str, Entry]) -> dict[str, float]:
+    lowest: dict[str, float] = {}
+    for entry in users.values():
+        for resource, rate in entry.rates.items():
+            lowest[resource] = min(rate, lowest.get(resource, rate))
+    everyone = users.get(_EVERYONE)
+    return {**lowest, **everyone.rates} if everyone else lowest

@@ -1,0 +1,85 @@
+"""A service: whose requests are counted together, and the rule by which they are limited.
+
+Services are independent of each other. Each has a book of its own, and an object with three
+methods that the ledger calls: `consume` when a report has come in, `assign` once a slot, and
+`quota` when a node is to be told. The default is `BucketService`. Another one is registered
+under the entry point group `sluicegate.quota.services`, by the name of the service, or handed to
+the ledger; it is made by calling it with the service's name and its book.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from sluicegate.errors import ConfigError
+from sluicegate.quota.ledger._service_ledger import Book
+from sluicegate.quota.ledger._usage import Usage
+from sluicegate.quota.messages import Share
+from sluicegate.quota.packed._shares import GivenShares
+
+__all__ = ["BucketService", "MakeService", "Service", "Shares", "installed_services"]
+
+Shares: TypeAlias = dict[str, dict[str, Share]] | GivenShares  # user, resource
+
+_ENTRY_POINTS = "sluicegate.quota.services"
+
+
+class Service(Protocol):
+    """What the ledger asks of a service. An error in one is logged, counted, and hurts no other."""
+
+    def consume(self, slot: int, usage: Usage) -> None:
+        """A node has reported up to `slot`; `usage` is what is new since its last report."""
+
+    def assign(self, slot: int) -> None:
+        """Called once, in the middle of `slot`: decide the quota of the slots to come."""
+
+    def quota(self, slot: int, node_id: str) -> Shares:
+        """What `node_id` may let through in the slot after `slot`."""
+
+
+MakeService: TypeAlias = Callable[[str, Book], Service]
+
+
+class BucketService:
+    """The default: a bucket per user and resource, given out by the book's rule."""
+
+    def __init__(self, name: str, book: Book) -> None:
+        self.name = name
+        self._book = book
+
+    def consume(self, slot: int, usage: Usage) -> None:
+        self._book.deduct(usage)
+
+    def assign(self, slot: int) -> None:
+        self._book.assign(slot)
+
+    def assign_some(self, slot: int, cells: int) -> bool:
+        """As `assign`, but by about so many cells at once; True when it is done."""
+        return self._book.assign_some(slot, cells)
+
+    def quota(self, slot: int, node_id: str) -> Shares:
+        return self._book.quota(slot + 1, node_id)
+
+    def grant(
+        self, slot: int, node_id: str, user: str, resources: list[str]
+    ) -> dict[int, dict[str, Share]]:
+        """Answer a node that asks for a user within `slot`: what it may let through, by slot."""
+        answer: dict[int, dict[str, Share]] = {}
+        for target, resource, amount, safe in self._book.grant(slot, node_id, user, resources):
+            answer.setdefault(target, {})[resource] = Share(amount, safe)
+        return answer
+
+
+def installed_services() -> dict[str, MakeService]:
+    """The services that installed packages offer, by name."""
+    from importlib.metadata import entry_points  # slow to import, and few need it
+
+    services: dict[str, MakeService] = {}
+    for point in entry_points(group=_ENTRY_POINTS):
+        try:
+            services[point.name] = point.load()
+        except Exception as error:
+            raise ConfigError(
+                f"the service {point.name!r} of the entry point {point.value!r} cannot be loaded: "
+                f"{error!r}"
+            ) from error
+    return services

@@ -1,0 +1,84 @@
+"""The bytes of a snapshot: a head and the books, with a sum over all of them.
+
+    8 bytes   "sgledger"
+    4 bytes   the version of this layout, and 4 bytes the size of a cell
+    4 bytes   CRC-32 of everything after it
+    sections  8 bytes of length, then so many bytes: the head as JSON, and for each service its
+              name, its bucket names as JSON, its numbers and its cells as they lie in memory
+
+A snapshot is read by the program that wrote it or by one of the same version on the same kind of
+machine; for any other it is refused, and the central begins cold.
+"""
+
+import json
+import struct
+import zlib
+from typing import Any, TypeAlias
+
+from sluicegate.errors import ConfigError
+from sluicegate.quota.ledger._service_ledger import CELL_SIZE
+
+__all__ = ["MAGIC", "VERSION", "BookDump", "OtherSlots", "pack", "unpack"]
+
+BookDump: TypeAlias = tuple[list[tuple[str, str]], bytes, bytes]
+
+MAGIC = b"sgledger"
+VERSION = 1
+_HEAD = {"slot_seconds", "first", "assigned", "nodes", "since"}
+_START = struct.Struct("=8sIII")
+_LENGTH = struct.Struct("=Q")
+
+
+class OtherSlots(ConfigError):
+    """The snapshot is whole, but of slots of another length."""
+
+
+def pack(head: dict[str, Any], books: dict[str, BookDump]) -> bytes:
+    sections = [json.dumps(head).encode()]
+    for name, (names, numbers, cells) in books.items():
+        sections += [name.encode(), json.dumps(names).encode(), numbers, cells]
+    parts = [part for section in sections for part in (_LENGTH.pack(len(section)), section)]
+    crc = 0
+    for part in parts:  # the sections may be large, and are copied once only
+        crc = zlib.crc32(part, crc)
+    return b"".join([_START.pack(MAGIC, VERSION, CELL_SIZE, crc), *parts])
+
+
+def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:
+    """The head and the books of a snapshot, or a ConfigError that says what is wrong with it."""
+    if len(packed) < _START.size:
+        raise ConfigError(
+            f"the snapshot has {len(packed)} bytes, expected {_START.size} or more: it is torn"
+        )
+    magic, version, cell_size, crc = _START.unpack_from(packed)
+    if magic != MAGIC:
+        raise ConfigError(f"this is no snapshot of a ledger: it begins with {magic!r}")
+    if (version, cell_size) != (VERSION, CELL_SIZE):
+        raise ConfigError(
+            f"the snapshot is of layout {version}/{cell_size}, expected {VERSION}/{CELL_SIZE}"
+        )
+    body = packed[_START.size :]
+    if zlib.crc32(body) != crc:
+        raise ConfigError("the snapshot's check sum is wrong: it is torn or was changed")
+    try:
+        return _sections(body)
+    except (ValueError, IndexError, TypeError, struct.error) as error:
+        raise ConfigError(f"the snapshot makes no sense: {error}") from error
+
+
+def _sections(body: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:
+    sections = []
+    at = 0
+    while at < len(body):
+        (length,) = _LENGTH.unpack_from(body, at)
+        at += _LENGTH.size
+        sections.append(body[at : at + length])
+        at += length
+    head = json.loads(sections[0])
+    if not isinstance(head, dict) or not head.keys() >= _HEAD:
+        raise ValueError(f"its head has no {sorted(_HEAD)}")
+    books = {}
+    for i in range(1, len(sections), 4):
+        name, names, numbers, cells = sections[i : i + 4]
+        books[name.decode()] = [tuple(pair) for pair in json.loads(names)], numbers, cells
+    return head, books

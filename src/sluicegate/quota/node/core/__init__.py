@@ -1,0 +1,1 @@
+"""The end node without sockets or threads: admission, counters, quotas and reports."""

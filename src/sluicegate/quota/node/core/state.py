@@ -1,0 +1,150 @@
+"""A whole end node in one object, for those who hold the clock and carry the messages themselves.
+
+It is a `Host` whose memory has no name, so that no other process can share it, and its `Reporter`.
+The simulator runs nodes by the thousand this way, and the table of cases drives one; a real node
+has the same two parts, in several processes and with sockets around them (`sluicegate.quota.node`).
+
+Every call is given the node's monotonic time in seconds.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sluicegate._validate import whole
+from sluicegate.quota.errors import Throttled
+from sluicegate.quota.messages import Ack, Ask, Quota, Report
+from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.core.reporter import NodeStatus, Reporter
+
+__all__ = ["NodeState"]
+
+
+class NodeState:
+    """One end node: quota in hand, counters, and what the centrals know of them."""
+
+    def __init__(
+        self,
+        node_id: str,
+        boot: int,
+        centrals: Sequence[str],
+        *,
+        now: float,
+        wall: float,
+        slot_seconds: float = 1.0,
+        lease: int = 3,
+        fallback: Mapping[str, float] | None = None,
+        reservation_seconds: float = 60.0,
+        max_users: int = 10_000,
+        max_services: int = 64,
+    ) -> None:
+        with tempfile.TemporaryDirectory(prefix="sluicegate-", dir=_memory()) as folder:
+            # Once it is open, the memory needs no name any more.
+            self._host = Host(
+                node_id,
+                shared=f"{folder}/node",
+                fallback=fallback,
+                slot_seconds=slot_seconds,
+                lease=lease,
+                reservation_seconds=reservation_seconds,
+                max_users=max_users,
+                max_services=max_services,
+                clock=_Start(now, wall),
+            )
+        self._reporter = Reporter(self._host, centrals, boot=whole("boot", boot, 0))
+
+    # Requests
+
+    def throttle(
+        self, now: float, service: str, user: str, expect: Mapping[str, float] | None = None
+    ) -> Throttled | None:
+        """Whether a request may begin: None, and its expected cost is reserved, or a refusal.
+
+        Without `expect` the cost of each limited resource is the mean of the user's last
+        requests. With it, a resource that does not stand in it is not used.
+        """
+        self._reporter.attend(now)
+        return self._host.throttle_at(now, service, user, expect)
+
+    def consume(self, now: float, service: str, user: str, amounts: Mapping[str, float]) -> None:
+        """A request has ended and cost `amounts`."""
+        self._reporter.attend(now)
+        self._host.consume_at(now, service, user, amounts)
+
+    def offer(
+        self, now: float, service: str, user: str, amounts: Mapping[str, float], count: int
+    ) -> int:
+        """How many of `count` requests pass that come and end one after the other at `now`.
+
+        As a loop of throttle(expect=amounts) and consume(amounts), but in a few steps whatever
+        the count, unless requests of the user are running.
+        """
+        self._reporter.attend(now)
+        return self._host.offer_at(now, service, user, amounts, count)
+
+    def state(self, now: float, service: str, user: str) -> str:
+        """What a user has in this slot: fresh, reused, safe, newcomer, free or fallback."""
+        self._reporter.attend(now)
+        return self._host.state(now, service, user)
+
+    # Messages
+
+    def receive(self, now: float, central: str, message: Ack | Quota) -> None:
+        """`message` has come from `central`. The node serves whatever it hears of."""
+        if isinstance(message, Quota):
+            for service in message.services:
+                self._host.head.add_service(service)
+        self._reporter.receive(now, central, message)
+
+    def outgoing(self, now: float) -> list[tuple[str, Report | Ask]]:
+        """What is to be sent now, and to which central."""
+        return self._reporter.outgoing(now)
+
+    def due(self, now: float) -> float:
+        """When `outgoing` has something to say, at the latest; maybe `now`."""
+        return self._reporter.due(now)
+
+    def leave(self, now: float) -> list[tuple[str, Report]]:
+        """The last reports: the node stops, and hands back what it was promised."""
+        return self._reporter.leave(now)
+
+    # Looking
+
+    @property
+    def boot(self) -> int:
+        """Which life of the counters this is."""
+        return self._reporter.boot
+
+    @property
+    def epoch(self) -> int:
+        """The highest leadership seen; -1: none yet."""
+        return self._reporter.epoch
+
+    def status(self, now: float) -> NodeStatus:
+        """How the node stands."""
+        return self._reporter.status(now)
+
+    def slot_and_window(self, now: float) -> tuple[int, int]:
+        """The slot that requests are counted in, and which of the node's own windows it is."""
+        return self._reporter.slot_and_window(now)
+
+    def __repr__(self) -> str:
+        return repr(self._reporter).replace("Reporter", "NodeState", 1)
+
+
+class _Start:
+    """The clock as it stands when the node is made; later times come with each call."""
+
+    def __init__(self, now: float, wall: float) -> None:
+        self._now = now
+        self._wall = wall
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._wall
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None

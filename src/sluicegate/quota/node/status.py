@@ -1,0 +1,197 @@
+"""How an end node stands, for the one on call: what `Node.status()` tells, and as Prometheus text.
+
+Times are seconds. A worker that does not report knows what stands in the shared memory: the slot,
+the leader's epoch, and what its users have in hand. Connections, and for how long the quota has
+been fresh or not, are known where the centrals are talked to, and are empty elsewhere.
+"""
+
+from dataclasses import dataclass, field
+
+from sluicegate.quota.node.core._scan import count_states
+from sluicegate.quota.node.core._user_table import Host
+
+__all__ = ["CentralStanding", "EndNodeStatus", "QuotaStanding", "of_memory", "prometheus_text"]
+
+_Rows = list[tuple[dict[str, str], float]]  # labels and a value
+
+
+@dataclass(slots=True)
+class CentralStanding:
+    """The connection to one central. All counts are since this worker began to report."""
+
+    central: str
+    connected_at: float | None = None  # of the node's monotonic clock; None: not connected
+    connections: int = 0
+    failures: int = 0
+    last_error: str | None = None
+    acknowledged: int = 0  # the sequence of the report it acknowledged last
+    frames_sent: int = 0
+    frames_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    def connected(self, now: float) -> None:
+        self.connected_at = now
+        self.connections += 1
+        self.acknowledged = 0
+
+    def failed(self, problem: str) -> None:
+        self.connected_at = None
+        self.failures += 1
+        self.last_error = problem
+
+    @property
+    def is_connected(self) -> bool:
+        return self.connected_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaStanding:
+    """How fresh the quota is: none, fresh, reused or safe, for how long, and in all so far."""
+
+    state: str
+    seconds: float
+    total_seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EndNodeStatus:
+    """What one worker of an end node knows."""
+
+    node_id: str
+    is_started: bool
+    is_reporting: bool  # this worker is the one of its host that talks to the centrals
+    reporter_pid: int | None  # the process that is, or was the last to be
+    quota: QuotaStanding | None = None
+    slot: int | None = None
+    epoch: int = -1
+    leader: str | None = None
+    nodes: int = 0  # that share the limits
+    quota_age: int | None = None  # of the newest quota, in slots
+    users: dict[str, dict[str, int]] = field(default_factory=dict)  # service, state: how many
+    unlimited: tuple[str, ...] = ()  # services that the leader has no limits for
+    unacknowledged: dict[str, int] = field(default_factory=dict)  # lines, by central
+    centrals: tuple[CentralStanding, ...] = ()
+
+
+def of_memory(
+    host: Host, now: float, *, is_started: bool, reporter_pid: int | None
+) -> EndNodeStatus:
+    """What every process of a host can tell."""
+    told = host.head.base()
+    return EndNodeStatus(
+        host.node_id,
+        is_started=is_started,
+        is_reporting=False,
+        reporter_pid=reporter_pid,
+        slot=host.window(now)[0],
+        epoch=told["epoch"],
+        nodes=told["nodes"],
+        users=count_states(host, now),
+    )
+
+
+def prometheus_text(status: EndNodeStatus) -> str:
+    """The status in the text format of Prometheus."""
+    lines: list[str] = []
+
+    def family(
+        name: str, kind: str, help_text: str, rows: list[tuple[dict[str, str], float]]
+    ) -> None:
+        if not rows:
+            return
+        name = f"sluicegate_node_{name}"
+        lines.append(f"# HELP {name} {help_text}")
+        lines.append(f"# TYPE {name} {kind}")
+        lines.extend(f"{name}{_labels(labels)} {value:.17g}" for labels, value in rows)
+
+    me = {"node": status.node_id}
+    family(
+        "reporting",
+        "gauge",
+        "1 in the worker that talks to the centrals",
+        [(me, float(status.is_reporting))],
+    )
+    quota = status.quota
+    if quota is not None:
+        states = quota.total_seconds
+        family(
+            "quota_state",
+            "gauge",
+            "1 for the state that the quota is in",
+            [(me | {"state": state}, float(state == quota.state)) for state in states],
+        )
+        family(
+            "quota_state_seconds_total",
+            "counter",
+            "Time that the quota was in each state",
+            [(me | {"state": state}, seconds) for state, seconds in states.items()],
+        )
+    family(
+        "leader_epoch",
+        "gauge",
+        "Epoch of the leader that is followed, -1 without one",
+        [(me, float(status.epoch))],
+    )
+    if status.quota_age is not None:
+        family(
+            "quota_age_slots",
+            "gauge",
+            "Age of the newest quota: 0 is fresh",
+            [(me, float(status.quota_age))],
+        )
+    family(
+        "users",
+        "gauge",
+        "Users that are known, by what they have in hand",
+        [
+            (me | {"service": service, "state": state}, float(count))
+            for service, states in status.users.items()
+            for state, count in states.items()
+        ],
+    )
+    family(
+        "service_unlimited",
+        "gauge",
+        "1 for a service that the leader has no limits for",
+        [(me | {"service": service}, 1.0) for service in status.unlimited],
+    )
+    family(
+        "unacknowledged_lines",
+        "gauge",
+        "Totals that a central has still to book",
+        [(me | {"central": central}, float(n)) for central, n in status.unacknowledged.items()],
+    )
+    for name, kind, help_text in _OF_CENTRALS:
+        family(
+            name,
+            kind,
+            help_text,
+            [
+                (me | {"central": one.central}, float(getattr(one, _ATTRIBUTES.get(name, name))))
+                for one in status.centrals
+            ],
+        )
+    return "\n".join(lines) + "\n"
+
+
+_OF_CENTRALS = (
+    ("connected", "gauge", "1 while the central is connected"),
+    ("connections_total", "counter", "Connections that were made"),
+    ("failures_total", "counter", "Tries that failed and connections that ended"),
+    ("frames_sent_total", "counter", "Reports and asks that went out"),
+    ("frames_received_total", "counter", "Acknowledgements and quotas that came in"),
+    ("bytes_sent_total", "counter", "Bytes in frames that went out"),
+    ("bytes_received_total", "counter", "Bytes in frames that came in"),
+)
+_ATTRIBUTES = {"connected": "is_connected"} | {
+    name: name.removesuffix("_total") for name, _, _ in _OF_CENTRALS if name.endswith("_total")
+}
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

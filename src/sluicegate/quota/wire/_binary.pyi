@@ -1,0 +1,41 @@
+from typing import TypeAlias
+
+from typing_extensions import disjoint_base
+
+from sluicegate.quota.packed._shares import GivenShares
+from sluicegate.quota.packed._report_lines import Dictionary, PackedLines
+from sluicegate.quota.messages import Lines, Share
+from sluicegate.quota.wire.bounds import Bounds
+
+__all__ = ["Introduced", "read_entries", "read_lines", "read_shares"]
+
+_Parts: TypeAlias = list[tuple[str, dict[str, dict[str, Share]] | GivenShares]]
+
+def read_entries(
+    frame: bytes, at: int, dictionary: Dictionary, bounds: Bounds, most: int
+) -> int: ...
+def read_lines(
+    frame: bytes, at: int, dictionary: Dictionary, most: int
+) -> tuple[PackedLines, int]: ...
+def read_shares(
+    frame: bytes,
+    at: int,
+    dictionary: Dictionary,
+    services: dict[str, dict[str, dict[str, Share]]],
+    most: int,
+) -> int: ...
+
+@disjoint_base
+class KnownBuckets: ...
+
+@disjoint_base
+class Introduced:
+    def __init__(self, bounds: Bounds) -> None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def users(self) -> int: ...
+    def begin_shares(self, parts: _Parts) -> None: ...
+    def number_shares(self, parts: _Parts) -> bool: ...
+    def end_shares(self, parts: _Parts) -> tuple[bool, bytes]: ...
+    def lines(self, lines: Lines | PackedLines) -> tuple[bool, bytes]: ...

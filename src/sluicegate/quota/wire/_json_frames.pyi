@@ -1,0 +1,19 @@
+from typing import NoReturn
+
+from typing_extensions import disjoint_base
+
+from sluicegate.quota.packed._shares import GivenShares
+from sluicegate.quota.packed._report_lines import PackedLines
+from sluicegate.quota.wire.bounds import Bounds
+
+__all__ = ["TextEntries", "find_lines", "write_users"]
+
+@disjoint_base
+class TextEntries:
+    def __reduce__(self) -> NoReturn: ...
+    def __len__(self) -> int: ...
+    def pack(self, lines: object, bounds: Bounds) -> PackedLines: ...
+    def parse(self, frame: bytes, begin: int, bounds: Bounds) -> tuple[PackedLines, int]: ...
+
+def find_lines(frame: bytes) -> int: ...
+def write_users(shares: GivenShares, *, is_classic: bool = False) -> bytes: ...

@@ -1,0 +1,625 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The bulk of text frames: lines out of what was JSON, and shares into JSON.
+
+`TextEntries` gives the names of a connection's lines their numbers, so that lines of text are booked
+as those of binary frames are: a name is looked up in the book once. Its memory is bounded as
+theirs is: it begins anew when it has outgrown what is in use.
+
+Amounts are written with six digits after the point, and nine where they are below one.
+"""
+
+import json
+
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.math cimport floor
+from libc.stdio cimport snprintf
+from libc.string cimport memcmp, memcpy, memset
+
+from sluicegate.errors import ProtocolError
+from sluicegate.quota.packed._shares cimport Given, GivenShares, given_of, safe_of
+from sluicegate.quota.packed._report_lines cimport Dictionary, Packed, PackedLines
+from sluicegate.quota.wire._buffer cimport Buffer, PyUnicode_AsUTF8AndSize, as_bytes, dispose, put, room_for
+from sluicegate.quota.wire.validation import amount, fail, name, whole
+
+__all__ = ["TextEntries", "find_lines", "write_users"]
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_ASCII(object text)
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+
+cdef extern from *:
+    """
+    /* The dictionary begins anew when it has so many entries for each one that is in use. */
+    #define SPARSE 4
+    #define FEW 1000
+    """
+    const Py_ssize_t SPARSE, FEW
+
+cdef double MOST = 1e18
+
+
+cdef inline int _check_name(what, value, Py_ssize_t most) except -1:
+    # Most names are short and of ASCII: no need to look closer.
+    if type(value) is not str or not PyUnicode_IS_ASCII(value) or not 0 < PyUnicode_GET_LENGTH(value) <= most:
+        name(what, value, most)
+    return 0
+
+
+cdef inline double _amount(what, value) except? -1.0:
+    cdef double number
+    if type(value) is float or type(value) is int:
+        number = value
+        if 0.0 <= number <= MOST:
+            return number
+    return amount(what, value)
+
+
+cdef inline unsigned int _requests(what, value) except? 0xFFFFFFFF:
+    """A number of requests; it wraps at 2**32."""
+    if type(value) is not int:
+        value = whole(what, value, 0, 1 << 63)
+    elif value < 0:
+        fail(what, value, "a whole number from 0 up")
+    return <unsigned int> (<unsigned long long> value)
+
+
+cdef class TextEntries:
+    """The entries of one connection's text frames."""
+
+    cdef Dictionary dictionary
+    cdef dict numbers  # service -> user -> resource -> entry
+
+    def __cinit__(self):
+        self._begin()
+
+    def __reduce__(self):
+        raise TypeError("entries belong to one connection: they cannot be copied")
+
+    cdef int _begin(self) except -1:
+        self.dictionary = Dictionary()
+        self.numbers = {}
+        return 0
+
+    def __len__(self):
+        return self.dictionary.count
+
+    def pack(self, lines, bounds):
+        """Check what stood under `lines` in a report, and pack it."""
+        cdef Py_ssize_t name_bytes = bounds.name_bytes, most = bounds.resources
+        cdef Py_ssize_t count = 0, left = bounds.users
+        cdef PackedLines packed
+        cdef Packed *line
+        cdef dict resources, numbers, users_numbers
+        if type(lines) is not dict or len(lines) > bounds.services:
+            fail("lines", lines, f"an object of at most {bounds.services} services")
+        for service, users in lines.items():
+            _check_name("service", service, bounds.service_bytes)
+            if type(users) is not dict or len(users) > left:
+                fail("users", users, f"an object of at most {left} users")
+            left -= len(users)
+            for of_user in (<dict> users).values():
+                if type(of_user) is not dict or len(of_user) > most:
+                    fail("resources", of_user, f"an object of at most {most} resources")
+                count += len(<dict> of_user)
+        if count > bounds.lines:
+            fail("the number of lines", count, f"at most {bounds.lines}")
+        if self.dictionary.count > max(FEW, SPARSE * count):
+            self._begin()
+        packed = PackedLines(self.dictionary)
+        packed.reserve(count)
+        for service, users in lines.items():
+            users_numbers = self.numbers.setdefault(service, {})
+            for user, of_user in (<dict> users).items():
+                resources = <dict> of_user
+                found = users_numbers.get(user)
+                if found is None:
+                    _check_name("user", user, name_bytes)
+                    found = users_numbers[user] = {}
+                numbers = <dict> found
+                for resource, values in resources.items():
+                    entry = numbers.get(resource)
+                    if entry is None:
+                        _check_name("resource", resource, name_bytes)
+                        entry = numbers[resource] = self.dictionary.count
+                        self.dictionary.add(service, user, resource)
+                    line = &packed.lines[packed.count]
+                    line.entry = entry
+                    self._line(line, values)
+                    packed.count += 1
+        packed.arrange()
+        return packed
+
+    def parse(self, bytes frame not None, Py_ssize_t begin, bounds):
+        """As `pack`, straight from the bytes of a frame, from `begin` on; and where the lines end.
+
+        A report names its users in about the order of the one before: the entry that is next in
+        the dictionary is tried first, and only if it is another one the name is looked up.
+        """
+        cdef Text text
+        cdef Py_ssize_t most = 0, i, users_left = bounds.users, entry = -1
+        cdef const char *data = frame
+        cdef const char *name_at
+        cdef PackedLines packed
+        cdef str service
+        cdef dict users
+        cdef bint is_plain
+        if not 0 <= begin <= len(frame):
+            raise ValueError(f"expected a place in {len(frame)} bytes, got {begin}")
+        text.here = data + begin
+        text.end = data + len(frame)
+        for i in range(begin, len(frame)):
+            most += data[i] == 91
+        if most > bounds.lines:
+            raise ProtocolError(f"the report has {most} lines, expected at most {bounds.lines}")
+        if self.dictionary.count > max(FEW, SPARSE * most):
+            self._begin()
+        packed = PackedLines(self.dictionary)
+        packed.reserve(most)
+        goes_on = _begins(&text, "an object of services")
+        while goes_on:
+            _next(&text)
+            name_at = text.here
+            is_plain = _skip_string(&text, "a service")
+            service = _decoded(name_at, text.here, is_plain)
+            _check_name("service", service, bounds.service_bytes)
+            users = self.numbers.setdefault(service, {})
+            _expect(&text, 58, "a colon")
+            more_users = _begins(&text, "an object of users")
+            while more_users:
+                users_left -= 1
+                if users_left < 0:
+                    raise ProtocolError(f"the report has too many users, expected at most {bounds.users}")
+                entry = self._parse_user(&text, packed, service, users, entry, bounds)
+                more_users = _goes_on(&text, 125)
+            goes_on = _goes_on(&text, 125)
+        packed.arrange()
+        return packed, text.here - data
+
+    cdef Py_ssize_t _parse_user(
+        self, Text *text, PackedLines packed, str service, dict users, Py_ssize_t entry, bounds
+    ) except -2:
+        """One user and his resources. `entry` is the last one that was met, and is returned."""
+        cdef const char *name_at
+        cdef Dictionary dictionary = self.dictionary
+        cdef Packed *line
+        cdef str user = None, resource
+        cdef tuple expected
+        cdef dict numbers = None
+        cdef Py_ssize_t size
+        cdef bint is_plain, goes_on
+        cdef int service_number = dictionary.service_numbers.get(service, -1)
+        _next(text)
+        name_at = text.here
+        is_plain = _skip_string(text, "a user")
+        size = text.here - name_at - 2
+        if is_plain and entry + 1 < dictionary.count and dictionary.found[entry + 1].service == service_number:
+            expected = <tuple> dictionary.names[entry + 1]
+            if _is(<str> expected[0], name_at + 1, size):
+                user = <str> expected[0]
+        if user is None:
+            user = _decoded(name_at, text.here, is_plain)
+            _check_name("user", user, bounds.name_bytes)
+        _expect(text, 58, "a colon")
+        goes_on = _begins(text, "an object of resources")
+        while goes_on:
+            _next(text)
+            name_at = text.here
+            is_plain = _skip_string(text, "a resource")
+            size = text.here - name_at - 2
+            entry += 1
+            if is_plain and entry < dictionary.count and dictionary.found[entry].service == service_number:
+                expected = <tuple> dictionary.names[entry]
+                if not (_is(<str> expected[1], name_at + 1, size) and (expected[0] is user or expected[0] == user)):
+                    expected = None
+            else:
+                expected = None
+            if expected is None:
+                resource = _decoded(name_at, text.here, is_plain)
+                if numbers is None:
+                    found = users.get(user)
+                    if found is None:
+                        found = users[user] = {}
+                    numbers = <dict> found
+                number = numbers.get(resource)
+                if number is None:
+                    _check_name("resource", resource, bounds.name_bytes)
+                    if dictionary.count >= 2 * bounds.entries:
+                        raise ProtocolError(f"a connection may name {bounds.entries} entries, expected no more")
+                    number = numbers[resource] = dictionary.count
+                    dictionary.add(service, user, resource)
+                    service_number = dictionary.service_numbers[service]
+                entry = number
+            _expect(text, 58, "a colon")
+            _expect(text, 91, "a line: [consumed, rejected, requests, settled, held]")
+            line = &packed.lines[packed.count]  # there is room for as many as there are brackets
+            line.entry = <int> entry
+            line.consumed = _real(text)
+            _expect(text, 44, "a comma")
+            line.rejected = _whole(text)
+            _expect(text, 44, "a comma")
+            line.requests = _whole(text)
+            _expect(text, 44, "a comma")
+            line.settled = _real(text)
+            _expect(text, 44, "a comma")
+            line.held = _real(text)
+            _expect(text, 93, "the end of a line of five numbers")
+            if line.settled > line.consumed:
+                fail("settled", line.settled, f"at most consumed, which is {line.consumed!r}")
+            packed.count += 1
+            goes_on = _goes_on(text, 125)
+        return entry
+
+    cdef int _line(self, Packed *line, values) except -1:
+        cdef list numbers
+        if type(values) is not list or len(<list> values) < 5:
+            fail("a line", values, "[consumed, rejected, requests, settled, held]")
+        numbers = <list> values
+        line.consumed = _amount("consumed", numbers[0])
+        line.rejected = _requests("rejected", numbers[1])
+        line.requests = _requests("requests", numbers[2])
+        line.settled = _amount("settled", numbers[3])
+        line.held = _amount("held", numbers[4])
+        if line.settled > line.consumed:
+            fail("settled", line.settled, f"at most consumed, which is {line.consumed!r}")
+        return 0
+
+
+# Reading JSON
+
+cdef extern from "Python.h":
+    const char *PyUnicode_DATA(object text)
+
+cdef struct Text:
+    const char *here
+    const char *end
+
+
+cdef int _bad(Text *text, str expected) except -1:
+    shown = text.here[: min(20, text.end - text.here)]
+    raise ProtocolError(f"the lines go on with {shown!r}, expected {expected}")
+
+
+cdef inline char _next(Text *text) noexcept:
+    """The next byte that is no blank; 0: there is none."""
+    while text.here < text.end and text.here[0] in (32, 10, 13, 9):
+        text.here += 1
+    return text.here[0] if text.here < text.end else 0
+
+
+cdef inline int _expect(Text *text, char byte, str expected) except -1:
+    if _next(text) != byte:
+        _bad(text, expected)
+    text.here += 1
+    return 0
+
+
+cdef inline bint _goes_on(Text *text, char close) except -1:
+    """After an item: a comma, or the end of it all."""
+    cdef char byte = _next(text)
+    if byte == 44:
+        text.here += 1
+        return True
+    if byte != close:
+        _bad(text, "a comma or the end")
+    text.here += 1
+    return False
+
+
+cdef bint _begins(Text *text, str expected) except -1:
+    """Enter an object; False if it is empty, and left already."""
+    _expect(text, 123, expected)
+    if _next(text) == 125:
+        text.here += 1
+        return False
+    return True
+
+
+cdef inline bint _skip_string(Text *text, str expected) except -1:
+    """From the quote to the one that ends it: `here` is after it. Whether nothing is escaped."""
+    cdef const char *here
+    cdef const char *end = text.end
+    cdef bint is_plain = True
+    _expect(text, 34, expected)
+    here = text.here
+    while here < end and here[0] != 34:
+        if here[0] == 92:
+            is_plain = False
+            here += 1
+        here += 1
+    if here >= end:
+        _bad(text, "the end of a name")
+    text.here = here + 1
+    return is_plain
+
+
+cdef inline bint _is(str text, const char *data, Py_ssize_t size) noexcept:
+    """Whether these bytes are a name; False also when that is not easily seen."""
+    return (
+        PyUnicode_IS_ASCII(text)
+        and PyUnicode_GET_LENGTH(text) == size
+        and memcmp(PyUnicode_DATA(text), data, size) == 0
+    )
+
+
+cdef str _decoded(const char *begin, const char *end, bint is_plain):
+    """A string with its quotes; `is_plain`: nothing in it is escaped."""
+    cdef const char *here = begin
+    while is_plain and here < end:
+        is_plain = <unsigned char> here[0] >= 32  # JSON has its own word for what is below
+        here += 1
+    try:
+        if is_plain:
+            return PyUnicode_DecodeUTF8(begin + 1, end - begin - 2, NULL)
+        return json.loads(begin[: end - begin])
+    except ValueError as error:
+        raise ProtocolError(f"{begin[: end - begin]!r} is not a name in JSON: {error}") from error
+
+
+cdef inline double _real(Text *text) except? -1.0:
+    """A number from 0 to 1e18."""
+    cdef const char *here = text.here
+    cdef const char *begin
+    cdef const char *fraction = NULL
+    cdef unsigned long long digits = 0
+    cdef double value
+    while here < text.end and here[0] == 32:
+        here += 1
+    begin = here
+    while here < text.end and here - begin < 16:
+        if 48 <= here[0] <= 57:
+            digits = 10 * digits + <unsigned int> (here[0] - 48)
+        elif here[0] == 46 and fraction == NULL and here > begin:
+            fraction = here + 1
+        else:
+            break
+        here += 1
+    if here == begin or here == fraction or (here < text.end and (here[0] in (46, 69, 101) or 48 <= here[0] <= 57)):
+        return _long_real(text)
+    text.here = here
+    value = <double> digits
+    if fraction != NULL:
+        value /= _TENS[here - fraction]
+    return value
+
+
+cdef double _long_real(Text *text) except? -1.0:
+    """Longer, or with an exponent, or nonsense."""
+    cdef const char *begin
+    _next(text)
+    begin = text.here
+    while text.here < text.end and text.here[0] not in (44, 93, 125):
+        text.here += 1
+    number = begin[: min(64, text.here - begin)]
+    try:
+        return amount("a number of a line", json.loads(number))
+    except ValueError as error:
+        raise ProtocolError(f"a number of a line is {number!r}: {error}") from error
+
+
+cdef inline unsigned int _whole(Text *text) except? 0xFFFFFFFF:
+    """A number of requests; it wraps at 2**32."""
+    cdef double value = _real(text)
+    if value != floor(value):
+        _bad(text, "the line after a whole number")
+    return <unsigned int> (<unsigned long long> value)
+
+
+cdef double[17] _TENS
+_TENS = [
+    1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16,
+]
+
+
+cdef int _skip(Text *text, str expected) except -1:
+    """Skip any value. What is wrong inside of it is found by whoever reads it."""
+    cdef Py_ssize_t depth = 0
+    cdef char byte
+    while True:
+        byte = _next(text)
+        if byte == 0:
+            _bad(text, expected)
+        if byte == 34:
+            _skip_string(text, expected)
+        else:
+            if byte == 123 or byte == 91:
+                depth += 1
+            elif byte == 125 or byte == 93:
+                depth -= 1
+            if depth < 0:
+                _bad(text, expected)
+            text.here += 1
+            if byte in (44, 58) and depth == 0:
+                text.here -= 1
+                return 0
+        if depth == 0 and (byte in (34, 125, 93) or _next(text) in (44, 125, 93)):
+            return 0
+
+
+def find_lines(bytes frame not None):
+    """Where the value of "lines" begins in {"report": {...}}; -1: it is not there, or well hidden."""
+    cdef Text text
+    cdef const char *begin = frame
+    cdef const char *key
+    text.here = begin
+    text.end = begin + len(frame)
+    try:
+        for wanted in (b"\"report\"", b"\"lines\""):
+            _expect(&text, 123, "an object")
+            while True:
+                _next(&text)
+                key = text.here
+                _skip_string(&text, "a key")
+                is_found = key[: text.here - key] == wanted
+                _expect(&text, 58, "a colon")
+                if is_found:
+                    break
+                _skip(&text, "a value")
+                _expect(&text, 44, "a comma")
+    except ProtocolError:
+        return -1
+    return text.here - begin
+
+
+# Writing
+
+cdef const char *_PAIRS = (
+    b"00010203040506070809101112131415161718192021222324252627282930313233343536373839"
+    b"40414243444546474849505152535455565758596061626364656667686970717273747576777879"
+    b"8081828384858687888990919293949596979899"
+)
+
+
+cdef inline char *_whole_number(char *here, unsigned long long value) noexcept nogil:
+    cdef char[20] digits
+    cdef int at = 20, pair
+    while value >= 100:
+        pair = <int> (value % 100)
+        value //= 100
+        at -= 2
+        memcpy(&digits[at], _PAIRS + 2 * pair, 2)
+    if value >= 10:
+        at -= 2
+        memcpy(&digits[at], _PAIRS + 2 * value, 2)
+    else:
+        at -= 1
+        digits[at] = <char> (48 + value)
+    memcpy(here, &digits[at], 20 - at)
+    return here + 20 - at
+
+
+cdef inline char *_number(char *here, double value) noexcept nogil:
+    """At most 24 characters."""
+    cdef double rest, scale
+    cdef unsigned long long first
+    cdef int last
+    if value < 1e15 and value == floor(value):
+        return _whole_number(here, <unsigned long long> value)
+    if not 0.001 <= value < 1e6:
+        return here + snprintf(here, 24, "%.9g", value)
+    first = <unsigned long long> value
+    last = 6 if first else 9
+    scale = 1e6 if first else 1e9
+    rest = floor((value - first) * scale + 0.5)
+    if rest >= scale:
+        return _whole_number(here, first + 1)
+    here = _whole_number(here, first)
+    # The digits after the dot: a whole number with a one in front, which the dot replaces.
+    here = _whole_number(here, <unsigned long long> (rest + scale)) - last - 1
+    here[0] = 46
+    while here[last] == 48:
+        last -= 1
+    return here + last + (last > 0)
+
+
+cdef int _put_text(Buffer *buffer, str text) except -1:
+    """A name in quotes."""
+    cdef Py_ssize_t size, i
+    cdef const char *data = PyUnicode_AsUTF8AndSize(text, &size)
+    cdef char *here = room_for(buffer, 6 * size + 2)
+    cdef char *begin = here
+    cdef unsigned char byte
+    here[0] = 34
+    here += 1
+    for i in range(size):
+        byte = <unsigned char> data[i]
+        if byte < 32 or byte == 34 or byte == 92:
+            here += snprintf(here, 7, "\\u%04x", <unsigned int> byte)
+        else:
+            here[0] = <char> byte
+            here += 1
+    here[0] = 34
+    buffer.size += here + 1 - begin
+    return 0
+
+
+cdef int _put_share(Buffer *buffer, str resource, const Given *given, bint is_classic) except -1:
+    """A resource and its share, and a comma."""
+    cdef char *here
+    cdef char *begin
+    _put_text(buffer, resource)
+    here = begin = room_for(buffer, 64)
+    if is_classic:
+        here[0] = 58
+        here = _number(here + 1, given.amount)
+        if given.amount < 1e15 and given.amount == floor(given.amount):
+            memcpy(here, b".0", 2)  # as the classic central writes its floats
+            here += 2
+    else:
+        memcpy(here, b":[", 2)
+        here = _number(here + 2, given.amount)
+        here[0] = 44
+        here = _number(here + 1, safe_of(given))
+        here[0] = 93
+        here += 1
+    here[0] = 44
+    buffer.size += here + 1 - begin
+    return 0
+
+
+def write_users(GivenShares shares not None, *, bint is_classic=False):
+    """The object of user -> resource -> [amount, safe]; of the amount alone, if it is classic."""
+    cdef Buffer buffer
+    cdef Py_ssize_t i, count = shares.count
+    cdef Given *given = shares.given
+    cdef Given one
+    cdef unsigned int *serials = shares.register.serials
+    cdef list names = shares.register.names
+    cdef set seen = set()
+    cdef dict late = {}
+    cdef str last = None, user
+    cdef tuple entry
+    # A user whose shares do not stand together got some after he had asked: the later ones count.
+    for i in range(count):
+        if serials[given[i].bucket] == 0 or <int> (serials[given[i].bucket] - shares.last) > 0:
+            continue
+        user = <str> (<tuple> names[given[i].bucket])[0]
+        if user is not last:
+            if user in seen:
+                late.setdefault(user, {})
+            else:
+                seen.add(user)
+            last = user
+    if late:
+        for i in range(count):
+            if serials[given[i].bucket] == 0 or <int> (serials[given[i].bucket] - shares.last) > 0:
+                continue
+            entry = <tuple> names[given[i].bucket]
+            if entry[0] in late:
+                late[entry[0]][entry[1]] = (given[i].amount, safe_of(&given[i]))
+    memset(&buffer, 0, sizeof(Buffer))
+    last = None
+    try:
+        room_for(&buffer, 64 * count + 2)
+        put(&buffer, b"{", 1)
+        for i in range(count):
+            if serials[given[i].bucket] == 0 or <int> (serials[given[i].bucket] - shares.last) > 0:
+                continue
+            entry = <tuple> names[given[i].bucket]
+            user = <str> entry[0]
+            if late and user in late:
+                continue
+            if user is not last:
+                if last is not None:
+                    buffer.size -= 1
+                    put(&buffer, b"},", 2)
+                _put_text(&buffer, user)
+                put(&buffer, b":{", 2)
+                last = user
+            _put_share(&buffer, <str> entry[1], &given[i], is_classic)
+        if last is not None:
+            buffer.size -= 1
+            put(&buffer, b"},", 2)
+        for user, resources in late.items():
+            _put_text(&buffer, user)
+            put(&buffer, b":{", 2)
+            for resource, (given_amount, safe) in resources.items():
+                one = given_of(0, given_amount, safe)
+                _put_share(&buffer, resource, &one, is_classic)
+            buffer.size -= 1
+            put(&buffer, b"},", 2)
+        if buffer.size > 1:
+            buffer.size -= 1
+        put(&buffer, b"}", 1)
+        return as_bytes(&buffer)
+    finally:
+        dispose(&buffer)

@@ -1,0 +1,12 @@
+"""Where shared numbers live: a thin connection to Redis, for threads and for asyncio.
+
+`RedisPool` and `AsyncRedisPool` send packed commands and read the replies, each call
+before one deadline. Addresses, sentinels and clusters are read with redis-py, replies
+with hiredis; both are imported only when a pool is made.
+"""
+
+from sluicegate.redis_client.async_pool import AsyncRedisPool
+from sluicegate.redis_client.pool import RedisPool
+from sluicegate.redis_client.resp import ErrorReply, pack
+
+__all__ = ["AsyncRedisPool", "ErrorReply", "RedisPool", "pack"]

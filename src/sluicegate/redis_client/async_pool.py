@@ -1,0 +1,239 @@
+"""`AsyncRedisPool`: commands to Redis from tasks, over one connection per event loop.
+
+(One for each server of a cluster.) Tasks that call at once share it, and those who come
+while it is being opened wait for that, each until his own deadline. What a loop that was
+closed has left open is closed when another comes; after a fork the child has none.
+"""
+
+import asyncio
+import os
+import socket
+import weakref
+from time import monotonic
+from typing import Any
+
+from sluicegate.errors import ProtocolError, Unavailable
+from sluicegate.redis_client.address import Endpoint, parse_address
+from sluicegate.redis_client.async_connection import AsyncConnection
+from sluicegate.redis_client.pool import MOST_REDIRECTIONS
+from sluicegate.redis_client.resp import ErrorReply, pack
+from sluicegate.redis_client.topology import SocketAddress, Topology
+
+__all__ = ["AsyncRedisPool"]
+
+
+class _LoopConnections:
+    """What one event loop has open, or is opening."""
+
+    def __init__(self) -> None:
+        self.open: dict[Endpoint, AsyncConnection] = {}
+        self.opening: dict[Endpoint, asyncio.Task[AsyncConnection]] = {}
+        self.waiting: dict[Endpoint, list[asyncio.Future[None]]] = {}
+
+
+class AsyncRedisPool:
+    """Connections to the Redis of a URL, for asyncio."""
+
+    def __init__(self, url: str, timeout: float = 0.1) -> None:
+        self._topology = Topology(parse_address(url))
+        self._timeout = timeout
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
+        self._orphans: list[_LoopConnections] = []
+        forget = weakref.WeakMethod(self._forget)
+        os.register_at_fork(after_in_child=lambda: (found := forget()) and found())
+
+    @property
+    def address(self) -> str:
+        """Where it is, without the login."""
+        return str(self._topology.address)
+
+    @property
+    def is_cluster(self) -> bool:
+        return self._topology.is_cluster
+
+    async def call(self, *words: bytes | str | int | float, key: bytes = b"") -> Any:
+        """One command. Its error is raised; `key` says where it goes in a cluster."""
+        (reply,) = await self.exchange(key, pack(*words), 1, monotonic() + self._timeout)
+        if isinstance(reply, ErrorReply):
+            raise reply
+        return reply
+
+    async def exchange(self, key: bytes, payload: bytes, count: int, deadline: float) -> list[Any]:
+        """As `RedisPool.exchange`."""
+        topology = self._topology
+        endpoint = topology.only or topology.endpoint(key) or await self._discover(key, deadline)
+        ask = b""
+        for _ in range(MOST_REDIRECTIONS):
+            if ask:
+                _, *replies = await self._exchange_with(
+                    endpoint, ask + payload, count + 1, deadline
+                )
+            else:
+                replies = await self._exchange_with(endpoint, payload, count, deadline)
+            first = replies[0]
+            if not isinstance(first, ErrorReply) or first.code not in ("MOVED", "ASK"):
+                return replies
+            endpoint = topology.redirect(key, first)
+            ask = pack("ASKING") if first.code == "ASK" else b""
+        return replies
+
+    async def close(self) -> None:
+        """Close what the running loop has open. Other loops close their own; a call opens anew."""
+        self._bury_closed_loops()
+        here = self._loops.pop(asyncio.get_running_loop(), None)
+        if here is None:
+            return
+        for task in here.opening.values():
+            task.cancel()
+        await asyncio.gather(*here.opening.values(), return_exceptions=True)
+        for connection in here.open.values():
+            await connection.close()
+
+    async def _exchange_with(
+        self, endpoint: Endpoint, payload: bytes, count: int, deadline: float
+    ) -> list[Any]:
+        here = self._here()
+        connection = here.open.get(endpoint)
+        is_new = connection is None or not connection.is_open
+        try:
+            if connection is None or not connection.is_open:
+                connection = await self._opened(here, endpoint, deadline)
+            try:
+                replies = await connection.exchange(payload, count, deadline)
+            except Unavailable:
+                # Closed while it was idle, by a restart say: replaced within the call, once.
+                if is_new or connection.is_open or deadline - monotonic() < 0.001:
+                    raise
+                # In what the loop has now: `close` may have taken away what it had.
+                connection = await self._opened(self._here(), endpoint, deadline)
+                replies = await connection.exchange(payload, count, deadline)
+        except (Unavailable, ProtocolError):
+            self._topology.doubt()
+            raise
+        if isinstance(replies[0], ErrorReply) and replies[0].is_of_replica:
+            self._topology.doubt()
+            await connection.close()
+        return replies
+
+    async def _opened(
+        self, here: _LoopConnections, endpoint: Endpoint, deadline: float
+    ) -> AsyncConnection:
+        connection = here.open.get(endpoint)
+        if connection is not None and connection.is_open:
+            return connection
+        task = here.opening.get(endpoint)
+        if task is None:
+            task = asyncio.create_task(self._open(here, endpoint, deadline))
+            here.opening[endpoint] = task
+            task.add_done_callback(lambda done: _opened(here, endpoint, done))
+        # Not asyncio.wait, in which each of ten thousand would look through all the others.
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        here.waiting.setdefault(endpoint, []).append(opened)
+        try:
+            async with asyncio.timeout(max(deadline - monotonic(), 0.0)):
+                await opened
+        except TimeoutError:
+            raise Unavailable(f"no connection to Redis at {endpoint} in time") from None
+        if task.cancelled():
+            raise Unavailable("this pool of connections to Redis was closed")
+        return task.result()
+
+    async def _open(
+        self, here: _LoopConnections, endpoint: Endpoint, deadline: float
+    ) -> AsyncConnection:
+        sockets = self._topology.sockets(endpoint)
+        if sockets is None:
+            sockets = await self._topology.name(endpoint).wait_async(deadline - monotonic())
+        reason: Exception | None = None
+        for index, one in enumerate(sockets):
+            # A host with several addresses may have one that swallows all: each has its part.
+            left = (deadline - monotonic()) / (len(sockets) - index)
+            try:
+                async with asyncio.timeout(left):
+                    return await self._open_one(here, endpoint, one, deadline)
+            except OSError as error:  # TimeoutError is one
+                reason = error
+        why = str(reason) or "there was no time left"
+        raise Unavailable(f"no connection to Redis at {endpoint}: {why}") from reason
+
+    async def _open_one(
+        self, here: _LoopConnections, endpoint: Endpoint, one: SocketAddress, deadline: float
+    ) -> AsyncConnection:
+        family, where = one
+        loop = asyncio.get_running_loop()
+        address = self._topology.address
+        raw = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            raw.setblocking(False)
+            await loop.sock_connect(raw, where)
+            if family != socket.AF_UNIX:
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = AsyncConnection(endpoint, raw)
+            name = endpoint.host if address.tls is not None else None
+            create = (
+                loop.create_unix_connection if family == socket.AF_UNIX else loop.create_connection
+            )
+            await create(lambda: connection, sock=raw, ssl=address.tls, server_hostname=name)
+        except BaseException:
+            raw.close()
+            raise
+        try:
+            if address.login:
+                for reply in await connection.exchange(
+                    address.login, address.login_count, deadline
+                ):
+                    if isinstance(reply, ErrorReply):
+                        raise reply
+        except BaseException:
+            await connection.close()
+            raise
+        here.open[endpoint] = connection
+        return connection
+
+    async def _discover(self, key: bytes, deadline: float) -> Endpoint:
+        try:
+            await self._topology.discovery.wait_async(deadline - monotonic())
+        except Unavailable:
+            if self._topology.last_known(key) is None:
+                raise
+        endpoint = self._topology.last_known(key)
+        if endpoint is None:
+            raise Unavailable(f"no server of the cluster {self._topology.address} has this slot")
+        return endpoint
+
+    def _here(self) -> _LoopConnections:
+        loop = asyncio.get_running_loop()
+        here = self._loops.get(loop)
+        if here is None:
+            self._bury_closed_loops()
+            here = self._loops[loop] = _LoopConnections()
+        return here
+
+    def _bury_closed_loops(self) -> None:
+        """A loop that was closed over its connections cannot close them any more."""
+        for loop in [one for one in self._loops if one.is_closed()]:
+            for connection in self._loops.pop(loop).open.values():
+                connection.forget()
+
+    def _forget(self) -> None:
+        # Kept, for their transports must not be collected: that warns of an unclosed one.
+        self._orphans += self._loops.values()
+        for here in self._orphans:
+            for connection in here.open.values():
+                connection.forget()
+        self._loops.clear()
+        self._topology.forget()
+
+    def __repr__(self) -> str:
+        return f"AsyncRedisPool({str(self._topology.address)!r})"
+
+
+def _opened(
+    here: _LoopConnections, endpoint: Endpoint, task: "asyncio.Task[AsyncConnection]"
+) -> None:
+    del here.opening[endpoint]
+    for one in here.waiting.pop(endpoint, ()):
+        if not one.done():
+            one.set_result(None)
+    if not task.cancelled():
+        task.exception()  # seen by those who waited, if anyone still does

@@ -1,0 +1,111 @@
+"""Of all workers of a host one reports, another follows it, and the last says good-bye."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluicegate.errors import ConfigError
+from sluicegate.quota.node.reporter_lock import ReporterLock
+from tests.harness.children import Children
+from tests.harness.waits import Output, wait_for
+
+HOLD = """
+import sys
+from sluicegate.quota.node.reporter_lock import ReporterLock
+lock = ReporterLock(sys.argv[1])
+assert lock.enter() and lock.take()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "memory.lock"
+
+
+def test_one_reports_and_another_follows(path: Path) -> None:
+    first, second = ReporterLock(path), ReporterLock(path)
+    assert first.enter()
+    assert second.enter()
+    assert first.take()
+    assert not second.take()
+    assert second.reporter() == os.getpid()
+    first.drop()
+    assert second.take()
+    second.drop()
+
+
+def test_only_the_last_is_last_and_nobody_enters_while_it_leaves(path: Path) -> None:
+    first, second, third = (ReporterLock(path) for _ in range(3))
+    assert first.enter()
+    assert first.take()
+    assert second.enter()
+    assert not first.is_last()
+    assert not first.is_held  # so that who closes at the same time can have it
+    assert second.is_last()
+    assert second.is_held
+    assert not third.enter()
+    second.drop()
+    first.drop()
+    assert third.enter()
+    third.drop()
+
+
+def test_who_closes_without_having_reported_may_be_the_last(path: Path) -> None:
+    lock = ReporterLock(path)
+    assert lock.enter()
+    assert lock.is_last()
+    lock.drop()
+
+
+def test_a_killed_process_holds_nothing(path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        Output(process.stdout).wait_for("held")
+        lock = ReporterLock(path)
+        assert lock.enter()
+        assert not lock.take()
+        assert lock.reporter() == process.pid
+        process.send_signal(signal.SIGKILL)
+        wait_for(lock.take)
+        lock.drop()
+
+
+def test_a_forked_child_that_drops_its_copy_ends_nothing(path: Path, children: Children) -> None:
+    lock, other = ReporterLock(path), ReporterLock(path)
+    assert lock.enter()
+    assert lock.take()
+    assert other.enter()
+    children.start(lock.drop)
+    children.join()
+    assert not other.take()
+    lock.drop()
+    other.drop()
+
+
+def test_without_shared_memory_one_is_alone_in_the_world() -> None:
+    lock = ReporterLock(None)
+    assert lock.reporter() is None
+    assert lock.enter()
+    assert lock.take()
+    assert lock.is_last()
+    assert lock.reporter() == os.getpid()
+    lock.drop()
+
+
+def test_a_file_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        ReporterLock(tmp_path / "no" / "such.lock").open()
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        ReporterLock(tmp_path).open()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        ReporterLock(tmp_path / "link").open()

@@ -1,0 +1,342 @@
+"""Frames: what was written is read, whoever wrote it; nonsense is refused, with a reason."""
+
+import contextlib
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluicegate.errors import ProtocolError
+from sluicegate.quota.messages import Ack, Ask, Line, Message, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.wire import Bounds, CentralWire, NodeWire
+from tests.harness import reference_frames
+
+GOLDEN = json.loads((Path(__file__).parent / "frames.json").read_text())
+
+names = st.text(min_size=1, max_size=40).filter(lambda text: _is_utf8(text))
+services = st.sampled_from(["front", "storage", "dé"])
+resources = st.sampled_from(["requests", "traffic_up", 'odd"\\name'])
+amounts = st.one_of(
+    st.integers(0, 2**40).map(float), st.floats(0.0, 1e18), st.sampled_from([0.0, 2.0**32, 1e18])
+)
+counts = st.integers(0, 2**32 - 1)
+wholes = st.integers(0, 2**53 - 1)
+times = st.floats(-1e12, 1e12)
+shares = st.builds(
+    Share,
+    st.floats(0.0, 2.0**50, width=32),
+    st.floats(0.0, 2.0**50, width=32),
+)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        return len(text.encode()) <= 200
+    except UnicodeEncodeError:
+        return False
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> Line:
+    consumed = draw(amounts)
+    settled = draw(st.sampled_from([0.0, consumed, consumed / 2, float(int(consumed / 3))]))
+    held = draw(st.sampled_from([0.0, 1.0, 0.25]))
+    return Line(consumed, draw(counts), draw(counts), settled, held)
+
+
+reports = st.builds(
+    Report,
+    names,
+    wholes,
+    st.integers(0, 2**31 - 1),
+    st.integers(-1, 2**53 - 1),
+    st.integers(0, 2**31 - 1),
+    st.integers(-1, 2**53 - 1),
+    times,
+    st.dictionaries(
+        services,
+        st.dictionaries(names, st.dictionaries(resources, lines(), min_size=1), min_size=1),
+    ),
+    st.booleans(),
+)
+asks = st.builds(
+    Ask, names, wholes, wholes, times, st.dictionaries(services, st.lists(names, max_size=5))
+)
+acks = st.builds(Ack, names, st.booleans(), wholes, wholes, st.integers(0, 2**31 - 1), times, times)
+quotas = st.builds(
+    Quota,
+    names,
+    wholes,
+    st.integers(0, 2**53 - 1),
+    wholes,
+    times,
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+    st.dictionaries(
+        services,
+        st.builds(
+            ServiceQuota,
+            st.dictionaries(names, st.dictionaries(resources, shares)),
+            st.dictionaries(resources, st.floats(0.0, 1e18)),
+        ),
+    ),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(reports | asks, max_size=4), st.lists(acks | quotas, max_size=4), st.booleans())
+def test_what_was_written_is_read(
+    messages: list[Report | Ask], answers: list[Ack | Quota], binary: bool
+) -> None:
+    node, central = NodeWire(binary=binary), CentralWire()
+    for message in messages:
+        assert central.read(node.write(message)) == message
+    for answer in answers if messages else []:
+        assert node.read(central.write(answer)) == answer
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(reports | asks, max_size=4),
+    st.lists(acks | quotas, max_size=4),
+    st.randoms(use_true_random=True),
+)
+def test_another_writer_and_another_reader_agree_with_ours(
+    messages: list[Report | Ask], answers: list[Ack | Quota], chance: random.Random
+) -> None:
+    node, central = NodeWire(), CentralWire()
+    reader, writer = reference_frames.Reader(), reference_frames.Writer(chance)
+    for message in messages:
+        assert reader.read(_packed(node.write(message))) == _told(message)
+        assert central.read(writer.write(_told(message))) == message
+    reader, writer = reference_frames.Reader(), reference_frames.Writer(chance)
+    for answer in answers:
+        assert reader.read(_packed(central.write(answer))) == _told(answer)
+        assert node.read(writer.write(_told(answer))) == answer
+
+
+def _packed(frame: bytes | str) -> bytes:
+    assert isinstance(frame, bytes)
+    return frame
+
+
+def _told(message: Message) -> reference_frames.Message:
+    """A message as plain data, as it stands in a text frame."""
+    body = message._asdict()
+    if isinstance(message, Quota):
+        body["services"] = {name: told._asdict() for name, told in message.services.items()}
+    return {type(message).__name__.lower(): body}
+
+
+def _message(told: dict[str, dict[str, object]]) -> Message:
+    """A message of the golden frames, which stand there as in a text frame."""
+    text = json.dumps(told)
+    if "report" in told or "ask" in told:
+        return CentralWire().read(text)
+    return NodeWire().read(text)
+
+
+def test_the_golden_frames_are_what_we_write_and_read() -> None:
+    """When this fails, nodes in the field do not understand us any more."""
+    node, central = NodeWire(), CentralWire()
+    for frame in GOLDEN:
+        packed = bytes.fromhex(frame["hex"])
+        message = _message(frame["message"])
+        if isinstance(message, Report | Ask):
+            assert node.write(message) == packed, frame["what"]
+            assert central.read(packed) == message, frame["what"]
+        else:
+            assert central.write(message) == packed, frame["what"]
+            assert node.read(packed) == message, frame["what"]
+
+
+def test_a_frame_that_is_cut_anywhere_is_refused() -> None:
+    for frame in GOLDEN:
+        packed = bytes.fromhex(frame["hex"])
+        for size in range(len(packed)):
+            wire = CentralWire() if packed[0] < 3 else NodeWire()
+            with pytest.raises(ProtocolError):
+                wire.read(packed[:size])
+        with pytest.raises(ProtocolError):
+            (CentralWire() if packed[0] < 3 else NodeWire()).read(packed + b"\0")
+
+
+def test_the_golden_frames_are_what_the_page_says() -> None:
+    readers = {True: reference_frames.Reader(), False: reference_frames.Reader()}
+    for frame in GOLDEN:
+        packed = bytes.fromhex(frame["hex"])
+        read = readers[packed[0] < 3].read(packed)
+        assert json.loads(json.dumps(read)) == frame["message"], frame["what"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_frame_that_was_tampered_with_is_refused_or_read_as_the_page_says(
+    data: st.DataObject,
+) -> None:
+    golden = [bytes.fromhex(frame["hex"]) for frame in GOLDEN]
+    chosen = data.draw(st.integers(0, len(golden) - 1))
+    frame = bytearray(golden[chosen])
+    is_of_a_node = frame[0] < 3
+    ours = CentralWire() if is_of_a_node else NodeWire()
+    theirs = reference_frames.Reader()
+    for before in golden[:chosen]:  # they introduce the entries that it names
+        if (before[0] < 3) == is_of_a_node:
+            ours.read(before)
+            theirs.read(before)
+    for _ in range(data.draw(st.integers(1, 6))):
+        frame[data.draw(st.integers(1, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    read = expected = None
+    with contextlib.suppress(ProtocolError):
+        read = _told(ours.read(bytes(frame)))
+    with contextlib.suppress(reference_frames.NotAFrame):
+        expected = theirs.read(bytes(frame))
+    assert read == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_nonsense_is_refused(frame: bytes | str) -> None:
+    for wire in (CentralWire(), NodeWire()):
+        with pytest.raises(ProtocolError):
+            wire.read(frame)
+
+
+def _report(lines: object, **changes: object) -> str:
+    body: dict[str, object] = {
+        "node": "n",
+        "boot": 1,
+        "sequence": 1,
+        "epoch": -1,
+        "since": 0,
+        "slot": 5,
+        "sent": 0.5,
+        "lines": lines,
+    }
+    return json.dumps({"report": {**body, **changes}})
+
+
+def _lines(*line: object) -> object:
+    return {"front": {"ann": {"requests": list(line)}}}
+
+
+BAD_TEXTS = {
+    "not JSON": "{",
+    "no kind": "{}",
+    "another kind": '{"quota": {}}',
+    "a list": "[1]",
+    "deep": "[" * 100_000,
+    "deep lines": '{"report": {"lines": ' + "[" * 100_000,
+    "deeper": '{"report": {"lines": ' + '{"a":' * 100_000,
+    "NaN": _report(_lines(float("nan"), 0, 0, 0, 0)),
+    "infinite": _report(_lines(float("inf"), 0, 0, 0, 0)),
+    "too large": _report(_lines(1.1e18, 0, 0, 0, 0)),
+    "far too large": _report(_lines(10**400, 0, 0, 0, 0)),
+    "negative": _report(_lines(-1, 0, 0, 0, 0)),
+    "settled above consumed": _report(_lines(1, 0, 0, 2, 0)),
+    "half a request": _report(_lines(1, 0.5, 0, 0, 0)),
+    "four numbers": _report(_lines(1, 0, 0, 0)),
+    "six numbers": _report(_lines(1, 0, 0, 0, 0, 0)),
+    "a text": _report(_lines("1", 0, 0, 0, 0)),
+    "a flag": _report(_lines(True, 0, 0, 0, 0)),
+    "a line that is none": _report({"front": {"ann": {"requests": 1}}}),
+    "lines that are none": _report([]),
+    "no user": _report({"front": {"": {"requests": [1, 0, 0, 0, 0]}}}),
+    "a long user": _report({"front": {"u" * 201: {"requests": [1, 0, 0, 0, 0]}}}),
+    "a wide user": _report({"front": {"\u00e9" * 101: {"requests": [1, 0, 0, 0, 0]}}}),
+    "half a character": _report({"front": {"\ud800": {"requests": [1, 0, 0, 0, 0]}}}),
+    "a long service": _report({"s" * 51: {"ann": {"requests": [1, 0, 0, 0, 0]}}}),
+    "a node that is none": _report({}, node=7),
+    "a boot that is none": _report({}, boot=1.5),
+    "a late time": _report({}, sent=1e13),
+    "a sequence": _report({}, sequence=2**31),
+    "a slot": _report({}, slot=-2),
+    "an ask": '{"ask": {"node": "n", "boot": 1, "slot": 1, "sent": 0, "users": {"front": "ann"}}}',
+}
+
+
+@pytest.mark.parametrize("value", [5, {}, "[", None, [], [1]])
+def test_what_stands_instead_of_a_line_is_written_nowhere(value: object) -> None:
+    """There is room for as many lines as there are brackets: here for fewer than are named."""
+    for number in range(500):
+        frame = _report({"front": {f"u{number}": {"r": value}}})
+        with pytest.raises(ProtocolError):
+            CentralWire().read(frame)
+
+
+@pytest.mark.parametrize("frame", BAD_TEXTS.values(), ids=BAD_TEXTS)
+def test_a_bad_text_frame_says_what_is_wrong(frame: str) -> None:
+    with pytest.raises(ProtocolError) as raised:
+        CentralWire().read(frame)
+    assert 10 < len(str(raised.value)) < 400
+
+
+def test_a_text_frame_may_have_blanks_and_more_keys_than_we_know() -> None:
+    frame = """ {"comment": [1, {"lines": 2}],
+        "report" : {"lines" : { "front" : {"ann" : { "requests" : [ 3.0 , 1,3, 2.5e0, 0.25 ] },
+                                           "b\\u00e9b" : {} } , "none": {} },
+        "later": {"a": "}"}, "node": "n", "boot": 1.0, "sequence": 2, "epoch": -1, "since": 0,
+        "slot": 5, "sent": 0.5 } }"""
+    report = CentralWire().read(frame)
+    assert isinstance(report, Report)
+    assert report.lines == {"front": {"ann": {"requests": Line(3.0, 1, 3, 2.5, 0.25)}}}
+    assert report.boot == 1
+
+
+def test_a_name_with_an_escape_is_not_taken_for_the_one_that_looks_like_it() -> None:
+    wire = CentralWire()
+    wire.read(_report({"front": {"a\\u0041": {"requests": [1, 0, 0, 0, 0]}}}))  # a backslash
+    looks_alike = _report({"front": {"aA": {"requests": [1, 0, 0, 0, 0]}}}).replace(
+        "aA", "a\\u0041"
+    )
+    report = wire.read(looks_alike)
+    assert isinstance(report, Report)
+    assert list(report.lines["front"]) == ["aA"]
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "text"])
+def test_a_frame_beyond_its_bounds_is_refused(binary: bool) -> None:
+    line = Line(1.0, 0, 1, 0.0, 0.0)
+    many = {"front": {f"user-{number}": {"requests": line} for number in range(11)}}
+    report = Report("n", 1, 1, -1, 0, 5, 0.5, many)
+    frame = NodeWire(binary=binary).write(report)
+    for bounds in (Bounds(users=10), Bounds(lines=10), Bounds(frame_bytes=len(frame) - 1)):
+        with pytest.raises(ProtocolError, match="expected"):
+            CentralWire(bounds).read(frame)
+    CentralWire(Bounds(users=11, lines=11, frame_bytes=len(frame))).read(frame)
+
+
+def test_a_node_does_not_write_what_the_central_would_refuse() -> None:
+    line = Line(1.0, 0, 1, 0.0, 0.0)
+    many = {"front": {f"user-{number}": {"requests": line} for number in range(11)}}
+    wire = NodeWire(bounds=Bounds(users=10))
+    with pytest.raises(ValueError, match="10 users, got 11 of 11"):
+        wire.write(Report("n", 1, 1, -1, 0, 5, 0.5, many))
+
+
+def test_a_dictionary_begins_anew_when_users_come_and_go() -> None:
+    bounds = Bounds(users=3000)
+    node, central = NodeWire(bounds=bounds), CentralWire(bounds)
+    line = Line(1.0, 0, 1, 0.0, 0.0)
+    anew = 0
+    for sequence in range(60):
+        users = {f"user-{sequence * 200 + number}": {"requests": line} for number in range(400)}
+        report = Report("n", 1, sequence, -1, 0, 5, 0.5, {"front": users})
+        frame = node.write(report)
+        assert isinstance(frame, bytes)
+        anew += frame[1] & 1
+        assert central.read(frame) == report
+    assert 3 <= anew <= 20
+
+
+def test_a_line_that_is_told_again_takes_thirteen_bytes() -> None:
+    node = NodeWire()
+    users = {f"user-{number}": {"requests": Line(7.0, 3, 7, 7.0, 0.0)} for number in range(100)}
+    report = Report("n", 1, 1, -1, 0, 5, 0.5, {"front": users})
+    node.write(report)
+    backwards = {user: users[user] for user in reversed(users)}  # the order does not matter
+    frame = node.write(report._replace(lines={"front": backwards}))
+    assert len(frame) <= 13 * 100 + 60

@@ -1,0 +1,359 @@
+"""Mutants: the ledger or the node with one place made wrong, and the simulator that finds out.
+
+Invariants that hold and goals that are met prove something only if a fault would show. So each
+mutant is a copy of the package in which one line does what a tired person might have written, and
+`sluicegate simulate` of one scenario must fail on it and say why. The unchanged copy must pass the
+very same runs.
+
+The text to be replaced must occur in its file exactly once: a test fails if that line is rewritten
+and its mutant is not. In compiled code it is either an expression or whole lines. All mutants of
+one compiled module share a copy, which has both versions of each place: the environment variable
+SLUICEGATE_FAULT says which fault the run has, and without it nothing is wrong. So each module is
+compiled once for all processes of a test run, without optimization, which takes a third of the
+time. Scenarios beside this file show a fault that those for people do not; the soak runs all of
+them with more random seeds.
+"""
+
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import sluicegate
+
+PACKAGE = Path(sluicegate.__file__).parent
+SCENARIOS = Path(__file__).parent / "scenarios"
+SEEDS = range(5 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1)
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+BOOK = "quota/ledger/_service_ledger.pyx"
+HOST = "quota/node/core/_user_table.pyx"
+USER = "quota/node/core/_admission.pxd"
+REPORTS = "quota/node/core/_report_tracker.pyx"
+
+
+class Mutant(NamedTuple):
+    fault: str
+    file: str
+    text: str
+    instead: str
+    scenario: str
+    says: str  # what the run prints, as a regular expression
+
+
+def broken(facts: str) -> str:
+    return rf"^BROKEN: .*{facts}"
+
+
+def missed(goal: str) -> str:
+    return rf"^{re.escape(goal)} .* no$"
+
+
+TOO_MUCH_PROMISED = broken(r"central-\d promises node-\d+ .* that are there")
+TOO_MUCH_PASSED = broken(r"node-\d+ let .* through in slot .* in hand")
+
+MUTANTS = [
+    Mutant(
+        "nodes that are on their own are taken to spend nothing",
+        BOOK,
+        "return cell.safe * (slot - since) if slot > since else 0.0",
+        "return 0.0",
+        "return",
+        TOO_MUCH_PROMISED,
+    ),
+    Mutant(
+        "promises are not deducted",
+        BOOK,
+        "available = bucket.level + bucket.rate - held - outstanding",
+        "available = bucket.level + bucket.rate - held",
+        "overload-3x",
+        TOO_MUCH_PROMISED,
+    ),
+    Mutant(
+        "grants to those who ask are not counted",
+        BOOK,
+        "result.append((target, resource, cell.promised[target & 3], cell.safe))",
+        """\
+result.append((target, resource, cell.promised[target & 3], cell.safe))
+if not again:
+    cell.promised[target & 3] -= <float> amount
+""",
+        "moving",
+        TOO_MUCH_PROMISED,
+    ),
+    Mutant(
+        "what running requests hold is not deducted",
+        BOOK,
+        "available = bucket.level + bucket.rate - held - outstanding",
+        "available = bucket.level + bucket.rate - outstanding",
+        "slow-requests.toml",
+        TOO_MUCH_PROMISED,
+    ),
+    Mutant(
+        "a bucket is refilled beyond its capacity",
+        "quota/ledger/_bucket.pxd",
+        "refilled > ceiling",
+        "False",
+        "doorman-6",
+        TOO_MUCH_PROMISED,
+    ),
+    Mutant(
+        "a debt is forgotten",
+        BOOK,
+        "bucket.level -= news.consumed",
+        "bucket.level = max(0.0, bucket.level - news.consumed)",
+        "partition",
+        TOO_MUCH_PROMISED,
+    ),
+    Mutant(
+        "fractions are dropped",
+        BOOK,
+        """\
+                wanted = amount * per_request + cell.carry
+                gathered += wanted
+""",
+        """\
+                wanted = floor(amount * per_request + SLACK)
+                gathered = wanted
+""",
+        "one-per-second",
+        missed("under"),
+    ),
+    Mutant(
+        "fractions are not carried to the next slot",
+        BOOK,
+        "wanted = amount * per_request + cell.carry",
+        "wanted = amount * per_request",
+        "taking-turns.toml",
+        missed("fairness (Jain)"),
+    ),
+    Mutant(
+        "a central with empty books takes what is settled as new",
+        "quota/ledger/_bucket.pxd",
+        "line.consumed if booking.is_reborn else line.consumed - line.settled",
+        "line.consumed",
+        "empty-books.toml",
+        missed("under"),
+    ),
+    Mutant(
+        "old reports are booked again",
+        "quota/ledger/ledger.py",
+        "if report.sequence <= known.sequence or report.since > known.sequence:",
+        "if report.since > known.sequence:",
+        "lossy",
+        broken(r"central-\d has recorded .* were consumed"),
+    ),
+    Mutant(
+        "what a lost report told is not told again",
+        REPORTS,
+        "lines = made[acknowledged] = self._lines(self._since(acknowledged), acknowledged)",
+        "lines = made[acknowledged] = self._lines(self._since(sequence - 1), sequence - 1)",
+        "passing-by.toml",
+        missed("unrecorded"),
+    ),
+    Mutant(
+        "a quota of a deposed leader is obeyed",
+        "quota/node/core/reporter.py",
+        "if quota.epoch < self._epoch:",
+        "if False:",
+        "two-leaders.toml",
+        broken(r"node-\d follows epoch 1 though it has heard of epoch 2"),
+    ),
+    Mutant(
+        "a quota of a deposed leader is used, though the leader is known",
+        "quota/node/core/reporter.py",
+        """\
+        if quota.epoch < self._epoch:
+            return
+        self._epoch = quota.epoch
+""",
+        """\
+        self._epoch = max(self._epoch, quota.epoch)
+""",
+        "two-leaders-lossy.toml",
+        TOO_MUCH_PASSED,
+    ),
+    Mutant(
+        "an acknowledgement makes a deposed leader the leader again",
+        "quota/node/core/reporter.py",
+        "leads = ack.leads and ack.epoch >= self._epoch",
+        "leads = ack.leads",
+        "two-leaders.toml",
+        broken(r"node-\d follows epoch 1 though it has heard of epoch 2"),
+    ),
+    Mutant(
+        "without a fresh quota there is no limit",
+        USER,
+        "return FRESH if age == 0 else REUSED if age <= now.lease else SAFE",
+        "return FRESH if age == 0 else FREE",
+        "partition",
+        TOO_MUCH_PASSED,
+    ),
+    Mutant(
+        "a lease has no end",
+        USER,
+        "return FRESH if age == 0 else REUSED if age <= now.lease else SAFE",
+        "return FRESH if age == 0 else REUSED",
+        "cut-off-rich.toml",
+        TOO_MUCH_PASSED,
+    ),
+]
+COMPILED_WITH = {USER: HOST, "quota/ledger/_bucket.pxd": BOOK}
+NUMBERS = {mutant.fault: number for number, mutant in enumerate(MUTANTS, 1)}
+
+# Appended to each file with a fault in it; two of them may end up in one module.
+FAULT = """
+cdef extern from *:
+    \"\"\"
+    #ifndef SLUICEGATE_FAULT
+    #define SLUICEGATE_FAULT
+    #include <stdlib.h>
+    static int sg_fault(void) {
+        static int fault = -1;
+        if (fault < 0) {
+            const char *number = getenv("SLUICEGATE_FAULT");
+            fault = number ? atoi(number) : 0;
+        }
+        return fault;
+    }
+    #endif
+    \"\"\"
+    int FAULT "sg_fault"() noexcept nogil
+"""
+
+
+def module_of(mutant: Mutant) -> str | None:
+    """The compiled module that a mutant is in; None: it is in plain Python."""
+    module = COMPILED_WITH.get(mutant.file, mutant.file)
+    return module if module.endswith(".pyx") else None
+
+
+def copy_package(directory: Path) -> Path:
+    """A copy of links: a file that is to be another is replaced by a file."""
+    copy = directory / PACKAGE.name
+    shutil.copytree(PACKAGE, copy, copy_function=os.symlink, ignore=shutil.ignore_patterns("*.c"))
+    return copy
+
+
+def read_once(path: Path, mutant: Mutant) -> str:
+    source = path.read_text(encoding="utf-8")
+    count = source.count(mutant.text)
+    assert count == 1, f"{mutant.file} has this {count} times, expected once: {mutant.text}"
+    return source
+
+
+def with_fault(source: str, mutant: Mutant) -> str:
+    """The source with both versions: the mutant's holds when its number is that of the fault."""
+    is_faulty = f"FAULT() == {NUMBERS[mutant.fault]}"
+    text = textwrap.dedent(mutant.text).strip("\n")
+    lines = "^( *)" + r"\n\1".join(map(re.escape, text.splitlines())) + r"\n"
+    if not re.search(lines, source, re.MULTILINE):
+        return source.replace(text, f"({mutant.instead} if {is_faulty} else {text})")
+
+    def both(found: re.Match[str]) -> str:
+        instead = textwrap.indent(textwrap.dedent(mutant.instead).strip("\n"), "    ")
+        either = f"if {is_faulty}:\n{instead}\nelse:\n{textwrap.indent(text, '    ')}\n"
+        return textwrap.indent(either, found[1])
+
+    return re.sub(lines, both, source, flags=re.MULTILINE)
+
+
+def make_compiled_copy(directory: Path, module: str) -> Path:
+    """A copy of the package with all faults of one compiled module."""
+    copy = copy_package(directory)
+    for mutant in MUTANTS:
+        if module_of(mutant) == module:
+            read_once(PACKAGE / mutant.file, mutant)
+            path = copy / mutant.file
+            source = path.read_text(encoding="utf-8")
+            if path.is_symlink():
+                source += FAULT
+            path.unlink()
+            path.write_text(with_fault(source, mutant), encoding="utf-8")
+    compile_again(copy / module, directory)
+    return directory
+
+
+def make_plain_copy(directory: Path, mutant: Mutant) -> Path:
+    copy = copy_package(directory)
+    source = read_once(copy / mutant.file, mutant)
+    (copy / mutant.file).unlink()  # it is a link
+    (copy / mutant.file).write_text(source.replace(mutant.text, mutant.instead), encoding="utf-8")
+    return directory
+
+
+def compile_again(path: Path, root: Path) -> None:
+    source, library = path.with_suffix(".c"), path.with_suffix(SUFFIX)
+    cython = [sys.executable, "-m", "cython", "-3", "-I", str(root), str(path), "-o", str(source)]
+    subprocess.run(cython, check=True)
+    library.unlink()  # it is a link
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    flags = ["-shared", "-fPIC", "-O0", "-w", "-ffp-contract=off"]
+    include = f"-I{sysconfig.get_paths()['include']}"
+    subprocess.run([*compiler, *flags, include, str(source), "-o", str(library)], check=True)
+
+
+@pytest.fixture(scope="module")
+def copy_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where the copy of a compiled module can be imported from. The first process that needs it
+    makes it, and the others wait for that."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    @cache
+    def copy_of(module: str) -> Path:
+        copy = shared / f"mutants-of-{Path(module).stem}"
+        with open(f"{copy}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not copy.exists():
+                make_compiled_copy(tmp_path_factory.mktemp("copy"), module).rename(copy)
+        return copy
+
+    return copy_of
+
+
+def simulate(copy: Path, scenario: str, seed: int, fault: int) -> subprocess.CompletedProcess[str]:
+    named = str(SCENARIOS / scenario) if scenario.endswith(".toml") else scenario
+    return subprocess.run(
+        [sys.executable, "-m", "sluicegate", "simulate", named, "--seed", str(seed)],
+        env={**os.environ, "PYTHONPATH": str(copy), "SLUICEGATE_FAULT": str(fault)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.fault for mutant in MUTANTS])
+def test_a_mutant_is_found_out(
+    mutant: Mutant, copy_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    module = module_of(mutant)
+    copy = make_plain_copy(tmp_path, mutant) if module is None else copy_of(module)
+    for seed in SEEDS:
+        run = simulate(copy, mutant.scenario, seed, NUMBERS[mutant.fault])
+        assert run.returncode == 1, run.stdout + run.stderr
+        assert re.search(mutant.says, run.stdout, re.MULTILINE), run.stdout + run.stderr
+
+
+# The scenarios are run unchanged elsewhere too: here a few of them, and in the soak all.
+SCENARIOS_UNCHANGED = list(dict.fromkeys(mutant.scenario for mutant in MUTANTS))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS_UNCHANGED[:: 1 if len(SEEDS) > 1 else 4])
+def test_the_copy_without_a_fault_passes_the_same_run(
+    copy_of: Callable[[str], Path], scenario: str
+) -> None:
+    for seed in SEEDS:
+        run = simulate(copy_of(BOOK), scenario, seed, 0)
+        assert run.returncode == 0, run.stdout + run.stderr

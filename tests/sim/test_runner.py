@@ -1,0 +1,199 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sluicegate.sim.runner import Result, run
+from sluicegate.sim.scenario import Scenario, read
+
+BUSY = """
+title = "A bit of everything"
+about = "Nodes and leaders die, the network is bad, users hop and pay what they pay."
+seconds = 40
+warm_up = 5
+nodes = 5
+centrals = 3
+election_seconds = 1
+deposed_seconds = 2
+[[limit]]
+user = "*"
+requests = 100
+bytes = 100000
+[[traffic]]
+user = "alice"
+rate = 300
+[[traffic]]
+user = "bob"
+rate = 30
+nodes = "hopping"
+cost = { requests = 1, bytes = { mean = 3000, tail = 2.5 } }
+duration = 0.7
+[[traffic]]
+user = "carol"
+rate = [[0, 50], [20, 150]]
+arrival = "even"
+[network]
+loss = 0.02
+double = 0.02
+late = 0.02
+[clocks]
+node-2 = { drift = 0.0002 }
+central-2 = { skew = -0.3 }
+[[fault]]
+at = 8.2
+what = "crash"
+machine = "leader"
+seconds = 6
+[[fault]]
+at = 12
+what = "crash"
+machine = "node-1"
+seconds = 3
+disk = false
+[[fault]]
+at = 15
+what = "crash"
+machine = "node-3"
+seconds = 3
+[[fault]]
+at = 17
+what = "freeze"
+machine = "leader"
+seconds = 4
+[[fault]]
+at = 24
+what = "partition"
+groups = [["node-4", "node-5"]]
+seconds = 4
+[[fault]]
+at = 26
+what = "join"
+[[fault]]
+at = 28
+what = "leave"
+machine = "node-2"
+[[fault]]
+at = 30
+what = "step"
+machine = "node-4"
+by = -4
+[[fault]]
+at = 32
+what = "mishaps"
+every = 2
+seconds = 5
+"""
+
+
+def scenario(text: str = BUSY) -> Scenario:
+    return read(text, name="busy")
+
+
+def as_text(result: Result) -> str:
+    series = [[cell.user, cell.resource, cell.demand, cell.admitted] for cell in result.cells]
+    return json.dumps([result.as_dict(), result.events, series])
+
+
+@pytest.mark.parametrize("system", ["fair", "classic"])
+def test_the_same_seed_gives_the_same_run_to_the_byte(system: str) -> None:
+    first, again, other = (as_text(run(scenario(), system=system, seed=seed)) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def test_the_run_is_the_same_in_another_process_with_other_hashes() -> None:
+    program = (
+        "import sys, json; from tests.sim.test_runner import *;"
+        "sys.stdout.write(as_text(run(scenario(), seed=3)))"
+    )
+    texts = set()
+    for hashes in ("0", "1"):
+        environment = {**os.environ, "PYTHONHASHSEED": hashes}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, check=True
+        )
+        texts.add(done.stdout.decode())
+    assert texts == {as_text(run(scenario(), seed=3))}
+
+
+STEADY = """
+title = "Steady"
+about = "Three times too much."
+seconds = 30
+nodes = 4
+centrals = 2
+[[limit]]
+user = "alice"
+requests = 400
+[[traffic]]
+user = "alice"
+rate = 1200
+[goals]
+over_10 = 0.05
+under = 0.02
+jain = 0.99
+unrecorded = 0
+"""
+
+
+def test_a_run_tells_its_figures_and_the_goals_it_missed() -> None:
+    good = run(scenario(STEADY))
+    assert good.missed == []
+    assert good.met
+    strict = run(scenario(STEADY.replace("under = 0.02", "lowest_second = 1.5")))
+    assert [each.goal for each in strict.missed] == ["lowest_second"]
+    assert not strict.met
+
+
+def test_everything_that_passed_is_booked_once_all_is_quiet() -> None:
+    result = run(scenario(STEADY + "\n[network]\nloss = 0.1\ndouble = 0.1\nlate = 0.1\n"))
+    assert result.measures.unrecorded == 0.0
+    assert result.measures.lost == 0.0
+
+
+def test_what_a_crash_without_a_disk_loses_is_known() -> None:
+    crash = "\n[[fault]]\nat = 15.5\nwhat = 'crash'\nmachine = 'node-1'\nseconds = 2\ndisk = {}\n"
+    without = run(scenario(STEADY + crash.format("false")))
+    assert without.measures.lost > 0
+    assert without.measures.unrecorded == 0.0
+    with_disk = run(scenario(STEADY + crash.format("true")))
+    assert with_disk.measures.lost == 0.0
+    assert with_disk.measures.unrecorded == 0.0
+
+
+def test_a_new_leader_is_heard_soon_after_its_election() -> None:
+    crash = "\n[[fault]]\nat = 15.3\nwhat = 'crash'\nmachine = 'leader'\n"
+    result = run(scenario(STEADY + crash))
+    assert result.measures.fresh is not None
+    assert result.measures.fresh <= 1.5
+    assert result.events == [(15.3, "crash leader")]
+
+
+def test_limits_that_change_hold_from_then_on() -> None:
+    change = "\n[[fault]]\nat = 15\nwhat = 'limits'\nlimit = [{ user = 'alice', requests = 200 }]\n"
+    (cell,) = run(scenario(STEADY + change)).cells
+    assert cell.allowed[149] == pytest.approx(40.0)
+    assert cell.allowed[150] == pytest.approx(20.0)
+    assert sum(cell.admitted[200:300]) == pytest.approx(2000, rel=0.1)
+
+
+def test_requests_that_run_for_a_while_are_held_back_by_what_they_are_expected_to_cost() -> None:
+    text = STEADY.replace("rate = 1200", "rate = 1200\nduration = 2.5")
+    result = run(scenario(text))
+    assert result.measures.over_10 <= 0.1  # type: ignore[operator]
+    assert result.measures.unrecorded == 0.0
+
+
+def test_an_unknown_system_is_refused() -> None:
+    with pytest.raises(ValueError, match="system must be one of fair, classic, got 'luck'"):
+        run(scenario(STEADY), system="luck")
+
+
+def test_progress_is_told() -> None:
+    told: list[float] = []
+    run(scenario(STEADY), progress=told.append)
+    assert told == sorted(told)
+    assert told[0] < 1.0
+    assert told[-1] > 15.0

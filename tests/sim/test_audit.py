@@ -148,7 +148,7 @@ class Loyal(NodeState):
     [
         ("CentralState", Generous, "that are there"),
         ("CentralState", GenerousToAskers, "that are there"),
-        ("NodeState", Forgetful, "in hand"),
+        ("NodeState", Forgetful, "had a share of"),
         ("NodeState", Modest, "went through it"),
         ("NodeState", Loyal, "follows epoch 1 though it has heard of epoch 2"),
     ],

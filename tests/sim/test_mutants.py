@@ -60,7 +60,7 @@ def missed(goal: str) -> str:
 
 
 TOO_MUCH_PROMISED = broken(r"central-\d promises node-\d+ .* that are there")
-TOO_MUCH_PASSED = broken(r"node-\d+ let .* through in slot .* in hand")
+TOO_MUCH_PASSED = broken(r"node-\d+ let .* through in slot .* had a share of")
 
 MUTANTS = [
     Mutant(

@@ -111,12 +111,12 @@ def test_traffic_moves_at_its_time() -> None:
 
 
 def test_drawn_costs_are_whole_and_have_their_mean_and_a_tail() -> None:
-    dice = random.Random(1)
-    costs = [Cost(1000.0, tail=2.5).draw(dice) for _ in range(50_000)]
+    rng = random.Random(1)
+    costs = [Cost(1000.0, tail=2.5).draw(rng) for _ in range(50_000)]
     assert all(cost == int(cost) and cost >= 1 for cost in costs)
     assert fmean(costs) == pytest.approx(1000.0, rel=0.05)
     assert max(costs) > 10_000
-    assert Cost(7.0).draw(dice) == 7.0
+    assert Cost(7.0).draw(rng) == 7.0
 
 
 def test_requests_that_cost_the_same_and_end_at_once_are_offered_together() -> None:

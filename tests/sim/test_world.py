@@ -45,7 +45,7 @@ def test_what_is_planned_for_the_end_or_after_it_waits() -> None:
 
 def test_the_dice_are_the_same_for_the_same_seed_and_differ_between_streams() -> None:
     def throw(world: World) -> list[float]:
-        return [dice.random() for dice in (world.network, world.traffic, world.faults)]
+        return [rng.random() for rng in (world.network, world.traffic, world.faults)]
 
     assert throw(World(7)) == throw(World(7))
     assert len(set(throw(World(7)) + throw(World(8)))) == 6

@@ -8,8 +8,8 @@ the ledger or the node. At each step it holds the system to four promises:
    holds and the refill of the slot that is given out.
 2. Nothing is booked that was not consumed: what the leader has recorded is never above it. And
    nodes report exactly what went through them.
-3. Nobody is without a bound: what a node lets through for a user in a slot is at most what it has
-   in hand for him (fresh, reused, a safe share, a newcomer's or the fallback) and one request.
+3. No user is without a bound: what a node lets through for a user in a slot is at most the share
+   it has for that user (fresh, reused, a safe share, a newcomer's or the fallback) and one request.
 4. Epochs do not go back: a node that has heard a leader obeys none of an earlier epoch.
 
 What breaks one of them raises `InvariantBroken`, with the scenario, the random seed, the time and
@@ -105,7 +105,7 @@ class _Bucket:
 
 
 @dataclass(slots=True)
-class _Books:
+class _CentralBooks:
     """What one central must know, from what it has heard."""
 
     begun: int
@@ -128,7 +128,7 @@ class _Books:
     # they are taken to live on their safe shares.
     alone: dict[str, int] = field(default_factory=dict)
 
-    def copy(self) -> "_Books":
+    def copy(self) -> "_CentralBooks":
         return replace(
             self,
             heard=dict(self.heard),
@@ -154,15 +154,15 @@ class _Passed:
 
 
 @dataclass(slots=True)
-class _Hand:
-    """What a node has in hand, and what it has let through of it."""
+class _NodeView:
+    """What a node was told, and what it has let through of it."""
 
     boot: int
     epoch: int = -1
     slots: dict[int, dict[str, Any]] = field(default_factory=dict)
     window: int = -1
     slot: int = -1
-    words: int = 0  # that have changed what is in hand: quotas, and another slot
+    words: int = 0  # messages that changed it: quotas, and a new slot
     again: int = 0  # windows for which a slot was held, as the leader's clock went back
     passed: dict[Cell, _Passed] = field(default_factory=dict)  # in this window
     ended: dict[tuple[str, str], int] = field(default_factory=dict)  # requests that ran, by user
@@ -182,10 +182,10 @@ class Audit:
         self._cells: dict[Key, Cell] = {}
         self._found: dict[tuple[str, str], Entry | None] = {}
         self._lines: dict[int, tuple[object, list[tuple[Cell, Line]]]] = {}
-        self._books: dict[str, _Books] = {}
-        self._disks: dict[str, _Books] = {}
+        self._books: dict[str, _CentralBooks] = {}
+        self._disks: dict[str, _CentralBooks] = {}
         self._processes: dict[str, Any] = {}
-        self._hands: dict[str, _Hand] = {}
+        self._views: dict[str, _NodeView] = {}
         self._sequences: dict[tuple[str, int], int] = {}
         self._told: dict[tuple[str, int], dict[Cell, tuple[float, float]]] = {}
         self._safe: dict[tuple[str, Cell], float] = {}  # what nodes were told for bad times
@@ -203,7 +203,7 @@ class Audit:
     # What happens to machines
 
     def node_started(self, name: str, boot: int) -> None:
-        self._hands[name] = _Hand(boot)
+        self._views[name] = _NodeView(boot)
 
     def central_started(self, name: str, process: Any, slot: int, *, warm: bool) -> None:
         self._processes[name] = process
@@ -211,7 +211,7 @@ class Audit:
             self._books[name] = self._disks[name].copy()
             self._books[name].left = -1
         else:
-            self._books[name] = _Books(slot, is_cold=name in self._books)
+            self._books[name] = _CentralBooks(slot, is_cold=name in self._books)
 
     def central_frozen(self, name: str, time: float) -> None:
         """A central stands still; `time`: what its clock says."""
@@ -277,7 +277,7 @@ class Audit:
         self._lines[id(report.lines)] = report.lines, lines  # which keeps the number from others
         return lines
 
-    def _change_limits(self, version: int, books: _Books, slot: int) -> None:
+    def _change_limits(self, version: int, books: _CentralBooks, slot: int) -> None:
         """A central speaks of new limits: they hold for all of them from this slot on."""
         if version != books.version:
             books.version = version
@@ -316,7 +316,7 @@ class Audit:
     def _promise(
         self,
         central: str,
-        books: _Books,
+        books: _CentralBooks,
         node: str,
         cell: Cell,
         rate: float,
@@ -345,7 +345,7 @@ class Audit:
             if not quota.whole:
                 self._check_promises(central, books)
 
-    def _check_promises(self, central: str, books: _Books) -> None:
+    def _check_promises(self, central: str, books: _CentralBooks) -> None:
         unchecked, books.unchecked = books.unchecked, {}
         for cell, (node, slot, amount, before, now_slot) in unchecked.items():
             rate = cell.rate
@@ -364,7 +364,7 @@ class Audit:
                     f"that are there (level {bucket.level:g}, {rate:g} per slot)"
                 )
 
-    def _bucket(self, books: _Books, cell: Cell, rate: float, slot: int) -> _Bucket:
+    def _bucket(self, books: _CentralBooks, cell: Cell, rate: float, slot: int) -> _Bucket:
         bucket = books.buckets.get(cell)
         capacity = cell.capacity
         if bucket is None:
@@ -380,7 +380,7 @@ class Audit:
                 bucket.level *= self._ceiling(cell, bucket) / before
         return bucket
 
-    def _refill(self, books: _Books, bucket: _Bucket, cell: Cell, slot: int) -> None:
+    def _refill(self, books: _CentralBooks, bucket: _Bucket, cell: Cell, slot: int) -> None:
         # A central knows what was held when it gave out last; since then some may have ended.
         held = sum(bucket.held.values()) + self._promised_to_silent(books, bucket, slot)
         held += self._on_their_own(books, cell, bucket, slot + 1)
@@ -395,7 +395,7 @@ class Audit:
         bucket.level = min(refilled, full)
         bucket.slot = slot
 
-    def _promised_to_silent(self, books: _Books, bucket: _Bucket, now_slot: int) -> float:
+    def _promised_to_silent(self, books: _CentralBooks, bucket: _Bucket, now_slot: int) -> float:
         """What may be spent by nodes that are not heard: it takes no room in the bucket."""
         silent = 0.0
         for node, promised in bucket.promised.items():
@@ -404,7 +404,7 @@ class Audit:
                 silent += sum(amount for slot, amount in promised.items() if slot > reported)
         return silent
 
-    def _on_their_own(self, books: _Books, cell: Cell, bucket: _Bucket, last: int) -> float:
+    def _on_their_own(self, books: _CentralBooks, cell: Cell, bucket: _Bucket, last: int) -> float:
         """What nodes that wait for a central that was away take, beside their promises."""
         own = 0.0
         for node, until in books.alone.items():
@@ -412,7 +412,7 @@ class Audit:
             own += self._safe.get((node, cell), 0.0) * max(0, min(last, until) - since)
         return own
 
-    def _notice_absence(self, books: _Books, present: int) -> None:
+    def _notice_absence(self, books: _CentralBooks, present: int) -> None:
         """Who was away for longer than quotas are reused finds its nodes on their own."""
         left, books.left = books.left, None
         if left is not None and present > left + _LEASE:
@@ -421,7 +421,9 @@ class Audit:
             there = max((heard[2] for heard in books.heard.values()), default=0) - 1
             books.alone = {node: until for node, heard in books.heard.items() if heard[2] >= there}
 
-    def _outstanding(self, books: _Books, bucket: _Bucket, last: int, now_slot: int) -> float:
+    def _outstanding(
+        self, books: _CentralBooks, bucket: _Bucket, last: int, now_slot: int
+    ) -> float:
         outstanding = 0.0
         for node, promised in bucket.promised.items():
             reported = books.heard.get(node, (0, 0, now_slot - 1))[2]
@@ -544,68 +546,68 @@ class Audit:
         cell = self.cell(*key)
         lost = 0.0
         for (node, boot), tally in self._tallies.items():
-            if boot < self._hands[node].boot or node in down:
+            if boot < self._views[node].boot or node in down:
                 lost += tally.get(key, 0.0) - books.totals.get((node, boot), {}).get(cell, 0.0)
         return lost
 
     # 3. and 4. Nodes
 
     def node_hears(self, node: str, message: Any) -> None:
-        hand = self._hands[node]
+        view = self._views[node]
         if type(message) is not Quota:
-            if message.leads and message.epoch > hand.epoch and message.boot == hand.boot:
-                hand.epoch = message.epoch
+            if message.leads and message.epoch > view.epoch and message.boot == view.boot:
+                view.epoch = message.epoch
             return
-        if message.epoch < hand.epoch:
+        if message.epoch < view.epoch:
             return
-        hand.epoch = message.epoch
-        hand.words += 1
-        if message.slot >= hand.slot:
-            hand.again = 0
-        known = hand.slots.setdefault(message.slot, {"wholes": 0, "users": {}, "newcomers": {}})
+        view.epoch = message.epoch
+        view.words += 1
+        if message.slot >= view.slot:
+            view.again = 0
+        known = view.slots.setdefault(message.slot, {"wholes": 0, "users": {}, "newcomers": {}})
         known["wholes"] += message.whole
         for service, part in message.services.items():
             known["newcomers"].setdefault(service, []).append(part.newcomers)
             for user, shares in part.users.items():
                 users = known["users"].setdefault((service, user), [])
                 users.append((shares, message.whole))
-        if len(hand.slots) > 16:
-            self._forget_old(hand)
+        if len(view.slots) > 16:
+            self._forget_old(view)
 
     def node_heard(self, node: str, process: Any, now: float, message: Any) -> None:
-        hand = self._hands[node]
-        if type(message) is Quota and message.epoch < hand.epoch:
+        view = self._views[node]
+        if type(message) is Quota and message.epoch < view.epoch:
             epoch = process.status(now).epoch
-            if epoch < hand.epoch:
+            if epoch < view.epoch:
                 raise self._broken(
-                    f"{node} follows epoch {epoch} though it has heard of epoch {hand.epoch}"
+                    f"{node} follows epoch {epoch} though it has heard of epoch {view.epoch}"
                 )
 
-    def _forget_old(self, hand: _Hand) -> None:
+    def _forget_old(self, view: _NodeView) -> None:
         wholes = [
-            slot for slot, known in hand.slots.items() if known["wholes"] and slot <= hand.slot
+            slot for slot, known in view.slots.items() if known["wholes"] and slot <= view.slot
         ]
         if wholes:
-            for slot in [slot for slot in hand.slots if slot < max(wholes) - 1]:
-                del hand.slots[slot]
+            for slot in [slot for slot in view.slots if slot < max(wholes) - 1]:
+                del view.slots[slot]
 
     def admitted(self, machine: Machine, now: float, cell: Cell, cost: float, count: int) -> None:
         """`count` requests have passed and ended at once, each of which took `cost` of a cell."""
-        hand = self._turned(machine, now)
+        view = self._turned(machine, now)
         if cost > cell.unit:
             cell.unit = cost
-        passed = self._count(hand, cell, cost * count)
+        passed = self._count(view, cell, cost * count)
         if cell.rate is None:
             return
         passed.taken = taken = passed.taken + cost * count
-        if passed.judged == hand.words:  # nothing new was said since
+        if passed.judged == view.words:  # nothing new was said since
             if passed.is_untold:
                 passed.unshared = taken
             if taken <= passed.bound:
                 return
-        passed.judged = hand.words
+        passed.judged = view.words
         unit = cell.unit
-        most = self._in_hand(hand, cell, hand.slot)
+        most = self._share_of(view, cell, view.slot)
         if most is None:  # what the fallback lets through is not part of a share that comes
             most = _FALLBACK * self._scenario.slot_seconds * unit
             passed.unshared = taken
@@ -616,11 +618,11 @@ class Audit:
         passed.bound = bound = max(passed.bound, most)
         service, user, resource = cell.key
         # Requests are not told apart: one that ends gives back what another has reserved.
-        forgiven = unit * (1 + hand.ended.get((service, user), 0))
+        forgiven = unit * (1 + view.ended.get((service, user), 0))
         if taken > (bound + forgiven) * (1 + _ROUNDING):
             raise self._broken(
                 f"{machine.name} let {taken:g} {resource} of {service}/{user} through in slot "
-                f"{hand.slot}, and had {bound:g} in hand"
+                f"{view.slot}, and had a share of {bound:g}"
             )
 
     def started(
@@ -638,43 +640,43 @@ class Audit:
         self, machine: Machine, service: str, user: str, costs: Mapping[str, float]
     ) -> None:
         """A request has ended whose cost was not counted when it passed."""
-        hand = self._turned(machine, machine.now())
-        hand.ended[service, user] = hand.ended.get((service, user), 0) + 1
+        view = self._turned(machine, machine.now())
+        view.ended[service, user] = view.ended.get((service, user), 0) + 1
         for resource, cost in costs.items():
-            self._count(hand, self.cell(service, user, resource), cost)
+            self._count(view, self.cell(service, user, resource), cost)
 
-    def _turned(self, machine: Machine, now: float) -> _Hand:
-        """The node's hand in the window that it is in now."""
-        hand = self._hands[machine.name]
+    def _turned(self, machine: Machine, now: float) -> _NodeView:
+        """What the node knows in the window that it is in now."""
+        view = self._views[machine.name]
         slot, window = machine.process.slot_and_window(now)
-        if slot != hand.slot:
-            hand.slot = slot
-            hand.words += 1
+        if slot != view.slot:
+            view.slot = slot
+            view.words += 1
         else:
-            hand.again += window - hand.window
-        if window != hand.window:
-            hand.window = window
-            hand.passed.clear()
-            hand.ended.clear()
-        return hand
+            view.again += window - view.window
+        if window != view.window:
+            view.window = window
+            view.passed.clear()
+            view.ended.clear()
+        return view
 
-    def _count(self, hand: _Hand, cell: Cell, amount: float) -> _Passed:
+    def _count(self, view: _NodeView, cell: Cell, amount: float) -> _Passed:
         cell.consumed += amount
-        passed = hand.passed.get(cell)
+        passed = view.passed.get(cell)
         if passed is None:
-            passed = hand.passed[cell] = _Passed()
+            passed = view.passed[cell] = _Passed()
         passed.counted += amount
         return passed
 
-    def _in_hand(self, hand: _Hand, cell: Cell, slot: int) -> float | None:
+    def _share_of(self, view: _NodeView, cell: Cell, slot: int) -> float | None:
         """The most that a node may believe it has for a user in a slot; None: nobody has told."""
         service, user, resource = cell.key
         unit = cell.unit
         most = -math.inf
-        for known_slot in sorted(hand.slots, reverse=True):
+        for known_slot in sorted(view.slots, reverse=True):
             if known_slot > slot:
                 continue
-            known = hand.slots[known_slot]
+            known = view.slots[known_slot]
             named = known["users"].get((service, user), ())
             for shares, _ in named:
                 share = shares.get(resource)
@@ -683,7 +685,7 @@ class Audit:
                 if slot - known_slot <= _LEASE:
                     most = max(most, share.amount)
                 # After its clock went back, a node may wait for the leader's word to be sure.
-                if slot + hand.again - known_slot > _LEASE:
+                if slot + view.again - known_slot > _LEASE:
                     most = max(most, share.safe, unit)
             # A whole quota that came later may not name him any more.
             if most == -math.inf or known["wholes"] > sum(whole for _, whole in named):

@@ -2,7 +2,7 @@
 
 `mishaps` is chance: every so often, in the mean, a node crashes with or without its disk, or is
 frozen, the leader dies, the network gets bad or falls apart, and all is well again some seconds
-later. The dice are those of the run, so the same random seed brings the same mishaps.
+later. They are drawn from the run's random numbers, so the same random seed brings the same mishaps.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ _BAD = Quality(loss=0.05, double=0.05, late=0.05)
 def plan(cluster: Cluster, happened: Callable[[float, str], object]) -> None:
     """Put all faults of the scenario on the cluster's calendar. `happened` is told of each."""
     for fault in cluster.scenario.faults:
-        cluster.world.at(fault.at, _befall, cluster, fault, happened)
+        cluster.world.at(fault.at, _inject, cluster, fault, happened)
 
 
-def _befall(cluster: Cluster, fault: Fault, happened: Callable[[float, str], object]) -> None:
+def _inject(cluster: Cluster, fault: Fault, happened: Callable[[float, str], object]) -> None:
     world = cluster.world
     if fault.what == "mishaps":
         until = world.now + fault.seconds if fault.seconds else cluster.scenario.seconds
-        _mishap(cluster, fault.every, until, happened, first=True)
+        _inject_random(cluster, fault.every, until, happened, first=True)
         return
     happened(world.now, str(fault))
     over = _ACTS[fault.what](cluster, fault)
@@ -125,7 +125,7 @@ _ACTS: dict[str, Callable[[Cluster, Fault], Callable[[], object] | None]] = {
 }
 
 
-def _mishap(
+def _inject_random(
     cluster: Cluster,
     every: float,
     until: float,
@@ -133,20 +133,20 @@ def _mishap(
     first: bool = False,
 ) -> None:
     world = cluster.world
-    dice = world.faults
+    rng = world.faults
     if not first:
-        seconds = dice.uniform(1.0, _LONGEST_MISHAP) * cluster.scenario.slot_seconds
-        _befall(cluster, _draw(cluster, world.now, seconds), happened)
-    again = world.now + dice.expovariate(1.0 / every)
+        seconds = rng.uniform(1.0, _LONGEST_MISHAP) * cluster.scenario.slot_seconds
+        _inject(cluster, _draw(cluster, world.now, seconds), happened)
+    again = world.now + rng.expovariate(1.0 / every)
     if again < until:
-        world.at(again, _mishap, cluster, every, until, happened)
+        world.at(again, _inject_random, cluster, every, until, happened)
 
 
 def _draw(cluster: Cluster, at: float, seconds: float) -> Fault:
-    dice = cluster.world.faults
-    node = (dice.choice(list(cluster.nodes)),)
-    what = dice.choice(["node", "node", "freeze", "leader", "network", "partition", "step"])
-    disk = dice.random() < 0.5
+    rng = cluster.world.faults
+    node = (rng.choice(list(cluster.nodes)),)
+    what = rng.choice(["node", "node", "freeze", "leader", "network", "partition", "step"])
+    disk = rng.random() < 0.5
     if what == "node":
         return Fault(at, "crash", machines=node, seconds=seconds, disk=disk)
     if what == "freeze":
@@ -156,7 +156,7 @@ def _draw(cluster: Cluster, at: float, seconds: float) -> Fault:
     if what == "network":
         return Fault(at, "network", seconds=seconds, quality=_BAD)
     if what == "step":
-        return Fault(at, "step", machines=node, by=dice.uniform(-5.0, 5.0))
+        return Fault(at, "step", machines=node, by=rng.uniform(-5.0, 5.0))
     names = list(cluster.nodes)
-    dice.shuffle(names)
+    rng.shuffle(names)
     return Fault(at, "partition", groups=(tuple(names[: len(names) // 3 or 1]),), seconds=seconds)

@@ -134,14 +134,14 @@ class Load:
         traffic = stream.traffic
         service, user, duration = traffic.service, traffic.user, traffic.duration
         cluster = self._cluster
-        dice = cluster.world.traffic
+        rng = cluster.world.traffic
         track = self._track(service, user)
         track.even = track.even and stream.even
         for name, count in stream.counts(cluster.world.now, self._step_seconds, cluster.live):
             machine = self._touched[name] = cluster.nodes[name]
             now = machine.now()
             for _ in range(count):
-                costs = {resource: cost.draw(dice) for resource, cost in traffic.cost.items()}
+                costs = {resource: cost.draw(rng) for resource, cost in traffic.cost.items()}
                 passes = machine.process.throttle(now, service, user) is None
                 if passes:
                     if self._audit is not None:

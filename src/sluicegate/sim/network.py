@@ -92,16 +92,16 @@ class Network:
             self.lost += 1
             return
         quality = self._qualities[-1]
-        dice = self._random
+        rng = self._random
         world = self._world
-        arrival = world.now + quality.delay + quality.jitter * dice()
+        arrival = world.now + quality.delay + quality.jitter * rng()
         if kind in quality.kinds:
-            if quality.loss and dice() < quality.loss:
+            if quality.loss and rng() < quality.loss:
                 self.lost += 1
                 return
-            if quality.double and dice() < quality.double:
-                again = arrival + quality.delay + quality.jitter * dice()
+            if quality.double and rng() < quality.double:
+                again = arrival + quality.delay + quality.jitter * rng()
                 world.at(again, deliver, source, message)
-            if quality.late and dice() < quality.late:
+            if quality.late and rng() < quality.late:
                 arrival += quality.late_slots * self._slot_seconds
         world.at(arrival, deliver, source, message)

@@ -1,6 +1,6 @@
-"""The two systems that a scenario is run with: "fair" is ours, "classic" the older one.
+"""The two systems that a scenario is run with: "fair" is Sluicegate, "classic" the older one.
 
-`Fair` puts the real node and the real central on the machines. Its ledger may be replaced, which
+`Sluicegate` puts the real node and the real central on the machines. Its ledger may be replaced, which
 is how tests show that a ledger with a fault is found out.
 """
 
@@ -18,7 +18,7 @@ from sluicegate.sim.cluster import Running, System
 from sluicegate.sim.machines import Machine
 from sluicegate.sim.scenario import Scenario
 
-__all__ = ["SYSTEMS", "Classic", "Fair", "MakeLedger", "make_system"]
+__all__ = ["SYSTEMS", "ClassicSystem", "MakeLedger", "Sluicegate", "make_system"]
 
 SYSTEMS = ("fair", "classic")
 
@@ -30,7 +30,7 @@ _MOST_USERS = 10_000
 _MOST_SERVICES = 64
 
 
-class Fair:
+class Sluicegate:
     """Nodes and centrals as they are."""
 
     name = "fair"
@@ -84,7 +84,7 @@ class Fair:
         return recorded
 
 
-class Classic:
+class ClassicSystem:
     """The older system."""
 
     name = "classic"
@@ -131,7 +131,7 @@ def make_system(
 ) -> System:
     """`users`: all who have traffic in the run."""
     if name == "fair":
-        return Fair(scenario, users, make_ledger or Ledger)
+        return Sluicegate(scenario, users, make_ledger or Ledger)
     if name == "classic":
-        return Classic(scenario)
+        return ClassicSystem(scenario)
     raise ValueError(f"system must be one of {', '.join(SYSTEMS)}, got {name!r}")

@@ -25,9 +25,9 @@ class Poisson:
 
     __slots__ = ("_gauss", "_random", "_tables")
 
-    def __init__(self, dice: random.Random) -> None:
-        self._random = dice.random
-        self._gauss = dice.gauss
+    def __init__(self, rng: random.Random) -> None:
+        self._random = rng.random
+        self._gauss = rng.gauss
         self._tables: dict[float, list[float]] = {}
 
     def draw(self, mean: float) -> int:
@@ -45,8 +45,8 @@ class Poisson:
             if len(self._tables) >= _TABLES:  # rates that change all the time
                 self._tables.clear()
             table = self._tables[mean] = _cumulated(mean)
-        dice = self._random
-        return [bisect(table, dice()) for _ in range(count)]
+        rng = self._random
+        return [bisect(table, rng()) for _ in range(count)]
 
 
 def _cumulated(mean: float) -> list[float]:
@@ -117,10 +117,10 @@ class Cost:
     mean: float
     tail: float | None = None
 
-    def draw(self, dice: random.Random) -> float:
+    def draw(self, rng: random.Random) -> float:
         if self.tail is None:
             return self.mean
-        drawn = dice.paretovariate(self.tail) * self.mean * (self.tail - 1) / self.tail
+        drawn = rng.paretovariate(self.tail) * self.mean * (self.tail - 1) / self.tail
         return float(max(1, round(drawn)))
 
 
@@ -144,14 +144,14 @@ class Traffic:
 class Stream:
     """A user's traffic as it comes in one run."""
 
-    def __init__(self, traffic: Traffic, dice: random.Random) -> None:
+    def __init__(self, traffic: Traffic, rng: random.Random) -> None:
         self.traffic = traffic
         # What every request costs, if all cost the same and end at once.
         self.constant_cost: dict[str, float] | None = None
         if not traffic.duration and all(cost.tail is None for cost in traffic.cost.values()):
             self.constant_cost = {name: cost.mean for name, cost in traffic.cost.items()}
-        self._dice = dice
-        self._draw_many: Callable[[float, int], list[int]] = Poisson(dice).draw_many
+        self._dice = rng
+        self._draw_many: Callable[[float, int], list[int]] = Poisson(rng).draw_many
         self._spread = traffic.spread
         self._moves = list(traffic.moves)
         self._started: dict[str, float] = {}  # of even arrivals, the part of the next request

@@ -1,8 +1,8 @@
-"""The time of a simulation: what happens next, and the dice.
+"""The time of a simulation: what happens next, and the random numbers.
 
 `World` is a queue of acts in virtual time. Of two acts at the same moment the one that was
 planned first comes first, so a run does not depend on how anything compares. There are three
-dice, for the network, the traffic and the faults: each has its own random stream, so that one
+rng, for the network, the traffic and the faults: each has its own random stream, so that one
 more message does not change who sends what.
 
 Times are seconds since the simulation began.

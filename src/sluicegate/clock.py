@@ -13,12 +13,14 @@ something waits on it; and `wall()`, in Unix time, only where the wall clock and
     2.0
 """
 
-import asyncio
 import heapq
 import itertools
 import math
 import time
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["Clock", "ManualClock", "SystemClock"]
 
@@ -49,6 +51,8 @@ class SystemClock:
         time.sleep(seconds)
 
     async def sleep_async(self, seconds: float) -> None:
+        import asyncio  # takes longer than all the rest, and whoever awaits this has it already
+
         await asyncio.sleep(seconds)
 
     def __repr__(self) -> str:
@@ -88,6 +92,8 @@ class ManualClock:
         self.advance(_not_negative(seconds))
 
     async def sleep_async(self, seconds: float) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         wake_at = self._elapsed + _not_negative(seconds)
@@ -100,7 +106,9 @@ class ManualClock:
             loop.call_soon(self._move, loop, None, 0)
         await woken
 
-    def _move(self, loop: asyncio.AbstractEventLoop, last_seen: object, quiet_passes: int) -> None:
+    def _move(
+        self, loop: "asyncio.AbstractEventLoop", last_seen: object, quiet_passes: int
+    ) -> None:
         """Once per pass of the loop while anyone sleeps: wake who is due, or move the clock."""
         while self._sleepers and self._sleepers[0][2].done():
             heapq.heappop(self._sleepers)  # cancelled

@@ -153,3 +153,35 @@ def test_without_a_terminal_rich_is_not_needed(option: str, start: bytes) -> Non
         [sys.executable, "-c", script], capture_output=True, check=True, timeout=120
     )
     assert run.stdout.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("command", "imports"),
+    [
+        ("demo", {"demo", "limits", "quota", "redis_client"}),
+        ("limits", {"quota"}),
+        ("simulate", set()),
+        ("central", {"quota", "redis_client"}),
+        ("node", set()),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(command: str, imports: set[str]) -> None:
+    code = f"""
+import contextlib, sys
+from sluicegate.cli.main import main
+with contextlib.suppress(SystemExit):
+    main([{command!r}, "--help"])
+print(*sorted({{name.split(".")[1] for name in sys.modules if name.startswith("sluicegate.")}}))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    known_to_all = {"cli", "clock", "errors", "_lazy", "_validate", "shm"}
+    assert set(run.stdout.splitlines()[-1].split()) <= imports | known_to_all
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("Keyed", "quota"), ("Node", "quota.central"), ("Node", "quota.ledger")]
+)
+def test_a_public_name_imports_only_its_part(name: str, part: str) -> None:
+    code = f"import sys; from sluicegate import {name}; print('sluicegate.{part}' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"

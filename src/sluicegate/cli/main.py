@@ -8,8 +8,9 @@ arguments, the terminal, exit codes.
 
 import argparse
 import importlib
-import importlib.metadata
 import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from sluicegate.clock import Clock, SystemClock
 
@@ -34,8 +35,7 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
         "command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = f"sluicegate {importlib.metadata.version('sluicegate')}"
-    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     # No option of `sluicegate` itself takes a value, so the first other word is the command.
     chosen = next((word for word in words if not word.startswith("-")), None)
@@ -48,3 +48,18 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
     arguments = parser.parse_args(words)
     code: int = arguments.run(arguments, clock or SystemClock())
     return code
+
+
+class _Version(argparse.Action):
+    """Looks up the version when it is asked for: that takes longer than a whole short command."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        version = importlib.import_module("importlib.metadata").version("sluicegate")
+        sys.stdout.write(f"sluicegate {version}\n")
+        parser.exit()

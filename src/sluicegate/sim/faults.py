@@ -2,7 +2,7 @@
 
 `mishaps` is chance: every so often, in the mean, a node crashes with or without its disk, or is
 frozen, the leader dies, the network gets bad or falls apart, and all is well again some seconds
-later. They are drawn from the run's random numbers, so the same random seed brings the same mishaps.
+later. They are drawn from the run's random numbers: the same seed brings the same mishaps.
 """
 
 from collections.abc import Callable, Sequence

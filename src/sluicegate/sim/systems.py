@@ -1,7 +1,7 @@
 """The two systems that a scenario is run with: "fair" is Sluicegate, "classic" the older one.
 
-`Sluicegate` puts the real node and the real central on the machines. Its ledger may be replaced, which
-is how tests show that a ledger with a fault is found out.
+`Sluicegate` puts the real node and the real central on the machines. Its ledger may be replaced:
+that is how tests show that a faulty ledger is found out.
 """
 
 import random

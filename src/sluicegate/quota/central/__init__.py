@@ -7,8 +7,3 @@
     pulse        what goes by the clock: assigning, writing the state, reading the limits
     server       puts them behind one port; `Central` is the server for programs and the CLI
 """
-
-from sluicegate.quota.central.central import Central
-from sluicegate.quota.central.net.connection import Connection
-
-__all__ = ["Central", "Connection"]

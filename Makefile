@@ -1,4 +1,4 @@
-# Everything runs in .venv, which is set up once, without root. `make help` tells the rest.
+# Everything runs in .venv, which is set up once, without root. `make help` lists the targets.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -15,19 +15,19 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .PHONY: help demo test test-busy lint bench soak clean
 .NOTPARALLEL:
 
-help: ## show this
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
-demo: .venv/demo .venv/core ## see a fleet held to its limits, live in the terminal (Ctrl-C ends it)
+demo: .venv/demo .venv/core ## watch a fleet held to its limits, live in the terminal (Ctrl-C ends it)
 	@$(BIN)/sluicegate demo
 
-test: lint ## all that a change must pass: lint, types, the map's arrows, tests, coverage, docs
+test: lint ## what a change must pass: lint, types, import contracts, tests, coverage, docs
 	$(PYTEST) --cov --cov-report=term --durations=10
 
 test-busy: .venv/test .venv/core ## the tests with real time in them, while the machine is kept busy
 	$(BIN)/python -m tests.busy $(PYTEST) tests $(WITHOUT_REAL_TIME) --durations=10
 
-lint: .venv/test .venv/core ## style, types and the arrows of the map
+lint: .venv/test .venv/core ## style, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/cython-lint src
@@ -35,28 +35,28 @@ lint: .venv/test .venv/core ## style, types and the arrows of the map
 	$(BIN)/python -m mypy.stubtest sluicegate
 	$(BIN)/lint-imports
 
-bench: .venv/bench .venv/core ## us and the peers side by side; ONLY=limits runs one part
+bench: .venv/bench .venv/core ## ours and the peers side by side; ONLY=limits runs one part
 	$(BIN)/python -m benchmarks $(ONLY)
 
-soak: .venv/test .venv/core ## the tests again, with many more examples, kills and random seeds (two hours)
+soak: .venv/test .venv/core ## the tests with many more examples, kills and random seeds (two hours)
 	HYPOTHESIS_PROFILE=soak $(PYTEST) tests -o timeout=1500 -o faulthandler_timeout=1800
 
-clean: ## remove .venv and all that was built
+clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist src/*.egg-info .coverage .*_cache .hypothesis
 	find src \( -name '*.c' -o -name '*.so' \) -delete
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/made:
-	@echo "sluicegate: making .venv (the first time only; all in all two minutes or so)"
+	@echo "sluicegate: creating .venv (the first time only, about two minutes)"
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit("sluicegate: Python 3.11 or newer is needed, $(PYTHON) is " + v)'
-	@command -v gcc >/dev/null || command -v "$${CC:-cc}" >/dev/null || { echo "sluicegate: no C compiler was found, and the core is compiled: install gcc (Debian: apt-get install gcc)"; exit 1; }
+	@command -v gcc >/dev/null || command -v "$${CC:-cc}" >/dev/null || { echo "sluicegate: no C compiler found, and the core must be compiled: install gcc (Debian: apt-get install gcc)"; exit 1; }
 	@rm -rf .venv; $(PYTHON) -m venv .venv >/dev/null 2>&1 || { \
 	  rm -rf .venv; \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "sluicegate: installing python3-venv and python3-dev"; \
 	    apt-get update -qq && apt-get install -y -qq python3-venv python3-dev >/dev/null && $(PYTHON) -m venv .venv; \
 	  else \
-	    echo "sluicegate: '$(PYTHON) -m venv' does not work here: install it (Debian: apt-get install python3-venv python3-dev)"; exit 1; \
+	    echo "sluicegate: '$(PYTHON) -m venv' does not work: install it (Debian: apt-get install python3-venv python3-dev)"; exit 1; \
 	  fi; }
 	@$(PIP) --upgrade pip "setuptools>=77" "Cython>=3.1,<4"
 	@touch $@
@@ -68,6 +68,6 @@ clean: ## remove .venv and all that was built
 	@touch $@
 
 .venv/core: $(CORE) setup.py | .venv/made
-	@echo "sluicegate: compiling the core, or what has changed of it"
+	@echo "sluicegate: compiling what has changed of the core"
 	@$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@

@@ -76,3 +76,18 @@ def test_the_map_shows_the_tree_as_it_is() -> None:
     files -= {f"{name[:-4]}.pxd" for name in files if name.endswith(".pyx")}  # drawn with the .pyx
     assert sorted(files - drawn()) == []
     assert sorted(drawn() - files) == []
+
+
+def test_only_the_changelog_knows_the_old_name() -> None:
+    root = MAP.parents[1]
+    old = b"head" + b"gate"
+    folders = ("src", "tests", "docs", "benchmarks", "examples")
+    files = [path for folder in folders for path in (root / folder).rglob("*")]
+    files += [path for path in root.iterdir() if path.suffix or path.name == "Makefile"]
+    texts = (".py", ".pyx", ".pxd", ".pyi", ".lua", ".md", ".toml", ".json", ".in", "")
+    found = [
+        path.relative_to(root)
+        for path in files
+        if path.is_file() and path.suffix in texts and old in path.read_bytes().lower()
+    ]
+    assert [str(path) for path in found] == ["CHANGELOG.md"]

@@ -6,14 +6,15 @@ __all__ = ["Throttled"]
 
 
 class Throttled(SluicegateError):
-    """`user` of `service` is out of `resource` on this node until `retry_after` has passed.
+    """`user` of `service` has used up its `resource` on this node; retry in `retry_after`.
 
     Nothing was charged. The node counted the refusal, so that the central learns of the demand.
     """
 
     def __init__(self, service: str, user: str, resource: str, retry_after: float) -> None:
         super().__init__(
-            f"{user!r} of {service!r} is out of {resource!r}, try again in {retry_after:.3g} s"
+            f"user {user!r} of service {service!r} has used up its {resource!r} quota, "
+            f"retry in {retry_after:.3g} s"
         )
         self.service = service
         self.user = user

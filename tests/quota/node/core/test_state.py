@@ -386,7 +386,9 @@ def test_a_refusal_can_be_sent_to_another_process() -> None:
         "reads",
         0.25,
     )
-    assert str(again) == "'ann' of 'front' is out of 'reads', try again in 0.25 s"
+    assert str(again) == (
+        "user 'ann' of service 'front' has used up its 'reads' quota, retry in 0.25 s"
+    )
 
 
 def test_a_node_shows_itself() -> None:

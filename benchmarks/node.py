@@ -1,6 +1,6 @@
 """The end node's hot path: what a request pays for its quota.
 
-A user with a share in hand, as in every slot of a node that hears its central; the amounts are
+A user with a share, as in every slot of a node that hears its central; the amounts are
 a dict that is built for each request, as an application does.
 """
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from benchmarks.harness import ROUNDS, Row, compare
 from benchmarks.rows import call, empty, slower, two_processes
 from sluicegate.quota.messages import Quota, ServiceQuota, Share
-from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.core._user_table import UserTable
 from sluicegate.quota.node.core.reporter import Reporter
 
 NOTES = (
@@ -24,10 +24,10 @@ RESOURCES = ("requests", "traffic_up", "traffic_down")
 
 LOOP = """
 import os, sys, time
-from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.core._user_table import UserTable
 os.sched_setaffinity(0, {int(sys.argv[3])})
-host, user = Host("bench", ["front"], shared=sys.argv[1]), sys.argv[2]
-allows, consume = host.allows, host.consume
+table, user = UserTable("bench", ["front"], shared=sys.argv[1]), sys.argv[2]
+allows, consume = table.allows, table.consume
 def requests(count):
     for _ in range(count):
         allows("front", user)
@@ -42,18 +42,19 @@ print(1_000_000 / (time.perf_counter() - start))
 
 
 def rows() -> list[Row]:
-    with told(RESOURCES[:1]) as one, told(RESOURCES) as three:
+    with with_quotas(RESOURCES[:1]) as one, with_quotas(RESOURCES) as three:
         times = compare(
             one=call(
-                'host.allows("front", key); host.consume("front", key, {"requests": 1})', host=one
+                'table.allows("front", key); table.consume("front", key, {"requests": 1})',
+                table=one,
             ),
             three=call(
-                'host.allows("front", key); host.consume("front", key, '
+                'table.allows("front", key); table.consume("front", key, '
                 '{"requests": 1, "traffic_up": 300, "traffic_down": 4000})',
-                host=three,
+                table=three,
             ),
-            free=call('host.allows("front", "free")', host=one),
-            allows=call('host.allows("front", key)', host=one),
+            free=call('table.allows("front", "free")', table=one),
+            allows=call('table.allows("front", key)', table=one),
             empty=empty(),
         )
         path = str(one.path)
@@ -74,22 +75,22 @@ def rows() -> list[Row]:
 
 
 @contextmanager
-def told(resources: tuple[str, ...]) -> Iterator[Host]:
-    """A host that has been given its quotas."""
+def with_quotas(resources: tuple[str, ...]) -> Iterator[UserTable]:
+    """A user table that has been given its quotas."""
     name = f"bench-{os.getpid()}-{len(resources)}"
-    host = Host("bench", ["front"], shared=name)
+    table = UserTable("bench", ["front"], shared=name)
     try:
-        reporter = Reporter(host, ["central"])
+        reporter = Reporter(table, ["central"])
         shares = dict.fromkeys(resources, Share(HUGE, HUGE))
         users = dict.fromkeys(("user:1234", "user:0", "user:1"), shares) | {"free": {}}
-        now, wall = host.now(), time.time()
+        now, wall = table.now(), time.time()
         services = {"front": ServiceQuota(users, dict.fromkeys(resources, 1.0))}
         quota = Quota("central", 1, 1, int(wall), wall, 1, True, services)
         reporter.receive(now, "central", quota)
-        states = [host.state(host.now(), "front", user) for user in users]
+        states = [table.state(table.now(), "front", user) for user in users]
         if states[0] not in ("fresh", "reused") or states[-1] != "free":
             raise RuntimeError(f"the users have no quota to be measured with: {states}")
-        yield host
+        yield table
     finally:
-        host.close()
-        Host.unlink(name)
+        table.close()
+        UserTable.unlink(name)

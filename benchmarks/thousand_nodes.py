@@ -22,7 +22,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sluicegate.quota.messages import Line, Report
-from sluicegate.quota.stable_hash import fraction
+from sluicegate.quota.stable_hash import hash_fraction
 from sluicegate.quota.wire import SUBPROTOCOL, NodeWire
 
 __all__ = ["Answers", "measure"]
@@ -113,7 +113,7 @@ class _Node(asyncio.Protocol):
     async def send(self, first: int, slots: int) -> None:
         assert self._transport is not None
         for slot in range(first, first + slots):
-            begin = slot + fraction(self._name) * _SPREAD
+            begin = slot + hash_fraction(self._name) * _SPREAD
             await asyncio.sleep(max(0.0, begin - 0.5 - time.time()))
             frame = self._frame(slot)  # made in good time
             await asyncio.sleep(max(0.0, begin - time.time()))

@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from sluicegate import Central, SharedKeyed
-from sluicegate.quota.node.core._user_keys import name_of_memory
-from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.core._user_keys import default_memory_name
+from sluicegate.quota.node.core._user_table import UserTable
 from tests.harness.servers import ROOT, serving
 from tests.harness.waits import PATIENCE, wait_for
 
@@ -158,7 +158,7 @@ def test_with_quotas_workers_hold_a_user_to_his_and_book_all_of_it_before_they_e
             assert bob["resources"]["requests"]["recorded"] == statuses[200]
             assert bob["resources"]["database_read"]["recorded"] == 3 * statuses[200]
     finally:
-        Host.unlink(name_of_memory(node_id))
+        UserTable.unlink(default_memory_name(node_id))
 
 
 def test_the_crawler_reads_its_little_site() -> None:

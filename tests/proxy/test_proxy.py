@@ -427,9 +427,9 @@ def is_running(process: str) -> bool:
     [
         (["--upstream", "ftp://a"], "upstream must be a URL like"),
         (["--listen", "nowhere"], "--listen takes HOST:PORT"),
-        (["--central", "redis://a"], "a central is a URL like"),
+        (["--central", "redis://a"], "invalid central URL"),
         (["--workers", "0"], "--workers must be from 1 to 256, got 0"),
-        (["--service", ""], "a service must have 1 to 50 bytes of UTF-8, got ''"),
+        (["--service", ""], "service must have 1 to 50 bytes of UTF-8, got ''"),
         (["--trusted", "10.0.0.0/8"], "--trusted goes with --user-address"),
         (["--token-file", "/no/such/file"], "the token file /no/such/file cannot be read"),
     ],

@@ -37,8 +37,8 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 SEEDS = range(5 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1)
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 BOOK = "quota/ledger/_service_ledger.pyx"
-HOST = "quota/node/core/_user_table.pyx"
-USER = "quota/node/core/_admission.pxd"
+USER_TABLE = "quota/node/core/_user_table.pyx"
+ADMISSION = "quota/node/core/_admission.pxd"
 REPORTS = "quota/node/core/_report_tracker.pyx"
 
 
@@ -193,22 +193,22 @@ if not again:
     ),
     Mutant(
         "without a fresh quota there is no limit",
-        USER,
-        "return FRESH if age == 0 else REUSED if age <= now.lease else SAFE",
+        ADMISSION,
+        "return FRESH if age == 0 else REUSED if age <= window.lease else SAFE",
         "return FRESH if age == 0 else FREE",
         "partition",
         TOO_MUCH_PASSED,
     ),
     Mutant(
         "a lease has no end",
-        USER,
-        "return FRESH if age == 0 else REUSED if age <= now.lease else SAFE",
+        ADMISSION,
+        "return FRESH if age == 0 else REUSED if age <= window.lease else SAFE",
         "return FRESH if age == 0 else REUSED",
         "cut-off-rich.toml",
         TOO_MUCH_PASSED,
     ),
 ]
-COMPILED_WITH = {USER: HOST, "quota/ledger/_bucket.pxd": BOOK}
+COMPILED_WITH = {ADMISSION: USER_TABLE, "quota/ledger/_bucket.pxd": BOOK}
 NUMBERS = {mutant.fault: number for number, mutant in enumerate(MUTANTS, 1)}
 
 # Appended to each file with a fault in it; two of them may end up in one module.

@@ -1,4 +1,4 @@
-"""A number in [0, 1) from names: the same in every run, on every machine, in every language.
+"""`hash_fraction`: a number in [0, 1) from names, the same in every process and language.
 
 It spreads what many nodes would else do at the same moment: when they report, and when a share
 of less than one request adds up to one. It is the first four bytes, big-endian, of the MD5 of
@@ -8,11 +8,11 @@ down: names that differ in one digit get numbers in regular steps.
 
 import hashlib
 
-__all__ = ["fraction"]
+__all__ = ["hash_fraction"]
 
 
-def fraction(*names: str) -> float:
-    """The fraction of these names, in this order."""
+def hash_fraction(*names: str) -> float:
+    """A number in [0, 1) that depends on these names and their order only."""
     text = "\0".join(names).encode("utf-8", "surrogatepass")
     digest = hashlib.md5(text, usedforsecurity=False).digest()
     return int.from_bytes(digest[:4]) / 2**32

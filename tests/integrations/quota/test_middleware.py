@@ -48,7 +48,7 @@ def node(clock: ManualClock, tmp_path: Path) -> Iterator[Node]:
 
 def consumed(node: Node) -> Totals:
     """What would be reported: of each user and resource."""
-    [(_, report)] = Reporter(node._host, ["central"]).leave(node._host.now())
+    [(_, report)] = Reporter(node._user_table, ["central"]).leave(node._user_table.now())
     return {
         user: {resource: line.consumed for resource, line in lines.items() if line.consumed}
         for user, lines in report.lines.get("front", {}).items()
@@ -56,7 +56,7 @@ def consumed(node: Node) -> Totals:
 
 
 def held(node: Node) -> float:
-    [(_, report)] = Reporter(node._host, ["central"]).leave(node._host.now())
+    [(_, report)] = Reporter(node._user_table, ["central"]).leave(node._user_table.now())
     users = report.lines.get("front", {}).values()
     return sum(line.held for lines in users for line in lines.values())
 

@@ -1,4 +1,4 @@
-"""One connection to one central: what goes over it, how it ends, and how it comes back."""
+"""`Link`: messages over one connection to one central, how it closes, and how it reconnects."""
 
 import asyncio
 import http
@@ -80,7 +80,7 @@ def make_link(
         LinkOptions(token, 1.0, None),
         now=lambda: 100.0,
         receive=lambda _, message: None if heard is None else heard.append(message),
-        backoff=Backoff(**{"shortest": 0.001, "longest": 0.02, "refused": 0.02} | backoff),
+        backoff=Backoff(**{"shortest": 0.001, "longest": 0.02, "permanent": 0.02} | backoff),
     )
 
 
@@ -117,11 +117,11 @@ def test_messages_go_out_and_answers_come_in(peer: Peer) -> None:
             link.send(report(1))
             await until(lambda: len(heard) == 2)
             assert [type(one) for one in heard] == [Ack, Quota]
-            assert link.standing.acknowledged == 1
-            assert link.standing.is_connected
-            standing = link.standing
-            assert (standing.frames_sent, standing.frames_received) == (1, 2)
-            assert standing.bytes_sent > 0 < standing.bytes_received
+            assert link.status.acknowledged == 1
+            assert link.status.is_connected
+            status = link.status
+            assert (status.frames_sent, status.frames_received) == (1, 2)
+            assert status.bytes_sent > 0 < status.bytes_received
 
     asyncio.run(story())
 
@@ -152,26 +152,26 @@ def test_the_handshake_has_the_token_and_the_slot(peer: Peer) -> None:
     asyncio.run(story())
 
 
-def test_who_logs_warnings_only_sees_the_end_of_what_he_was_warned_of(
+def test_recovery_is_logged_at_the_level_of_the_failure(
     peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sluicegate.quota.node")
 
     def told() -> list[tuple[str, str]]:
         records = [one for one in caplog.records if one.name == "sluicegate.quota.node"]
-        return [(one.levelname, one.getMessage().rpartition(": ")[2]) for one in records]
+        return [(one.levelname, one.getMessage().partition(": ")[0]) for one in records]
 
     async def story() -> None:
         async with peer.listening(peer.lead) as url:
             link = make_link(url)
             link.send(report(1))
             task = asyncio.create_task(link.run())
-            await until(lambda: told() == [("INFO", "connected")])
-        await until(lambda: link.standing.failures >= 3)
+            await until(lambda: told() == [("INFO", "central connected")])
+        await until(lambda: link.status.failures >= 3)
         warnings = len(told())
         async with peer.listening(peer.lead):
             link.send(report(2))
-            await until(lambda: told()[-1] == ("WARNING", "connected"))
+            await until(lambda: told()[-1] == ("WARNING", "central connected"))
             assert len(told()) == warnings + 1
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -184,13 +184,13 @@ def test_it_comes_back_when_the_central_does(peer: Peer) -> None:
         async with peer.listening() as url:
             link = make_link(url)
             task = asyncio.create_task(link.run())
-            await until(lambda: link.standing.is_connected)
-        await until(lambda: not link.standing.is_connected)
+            await until(lambda: link.status.is_connected)
+        await until(lambda: not link.status.is_connected)
         link.send(report(5))
-        await until(lambda: link.standing.failures >= 3)
+        await until(lambda: link.status.failures >= 3)
         async with peer.listening():
             await until(lambda: peer.heard == [report(5, sent=100.0)])
-            assert link.standing.connections == 2
+            assert link.status.connections == 2
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -200,9 +200,9 @@ def test_it_comes_back_when_the_central_does(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("code", "reason", "wait", "level"),
     [
-        (1008, "denied: wrong token", "refused", logging.ERROR),
-        (4001, "replaced: another connection of node n", "refused", logging.ERROR),
-        (1007, "bad frame: no", "refused", logging.ERROR),
+        (1008, "denied: wrong token", "permanent", logging.ERROR),
+        (4001, "replaced: another connection of node n", "permanent", logging.ERROR),
+        (1007, "bad frame: no", "permanent", logging.ERROR),
         (1013, "overloaded: too many connections", "shortest", logging.WARNING),
         (1001, "stopping", "shortest", logging.WARNING),
     ],
@@ -220,13 +220,13 @@ def test_how_soon_it_tries_again_depends_on_what_it_was_told(
 
     async def story() -> None:
         # Three tries take no time, if it waits as expected.
-        waits = {"shortest": 60.0, "longest": 60.0, "refused": 60.0} | {wait: 0.001}
+        waits = {"shortest": 60.0, "longest": 60.0, "permanent": 60.0} | {wait: 0.001}
         if wait == "shortest":
             waits["longest"] = 0.001
         async with peer.listening(refuse) as url, running(make_link(url, **waits)) as link:
-            await until(lambda: link.standing.failures >= 3)
-            assert link.standing.last_error is not None
-            assert f"{reason} (code {code})" in link.standing.last_error
+            await until(lambda: link.status.failures >= 3)
+            assert link.status.last_error is not None
+            assert f"{reason} (code {code})" in link.status.last_error
         told = [one for one in caplog.records if one.levelno >= logging.WARNING]
         assert [(one.levelno, reason in one.getMessage()) for one in told] == [(level, True)]
 
@@ -239,8 +239,8 @@ def test_a_denial_in_http_is_a_denial(peer: Peer) -> None:
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "no")
 
         async with peer.listening(process_request=deny) as url, running(make_link(url)) as link:
-            await until(lambda: link.standing.last_error)
-            assert link.standing.last_error == "denied: HTTP status 401"
+            await until(lambda: link.status.last_error)
+            assert link.status.last_error == "denied: HTTP status 401"
 
     asyncio.run(story())
 
@@ -248,8 +248,10 @@ def test_a_denial_in_http_is_a_denial(peer: Peer) -> None:
 def test_who_does_not_speak_our_protocol_is_no_central(peer: Peer) -> None:
     async def story() -> None:
         async with peer.listening(subprotocols=None) as url, running(make_link(url)) as link:
-            await until(lambda: link.standing.last_error)
-            assert link.standing.last_error == "it does not speak sluicegate.v1: is it a central?"
+            await until(lambda: link.status.last_error)
+            assert link.status.last_error == (
+                "server does not support the subprotocol sluicegate.v1: is it a central?"
+            )
 
     asyncio.run(story())
 
@@ -287,8 +289,8 @@ def test_a_redirect_is_not_followed_with_our_token(peer: Peer) -> None:
                 peer.listening(process_request=redirect) as url,
                 running(make_link(url, token="secret")) as link,
             ):
-                await until(lambda: link.standing.failures >= 2)
-                assert "302" in str(link.standing.last_error)
+                await until(lambda: link.status.failures >= 2)
+                assert "302" in str(link.status.last_error)
         assert elsewhere.headers == []
 
     with closing(Peer()) as elsewhere:
@@ -304,7 +306,7 @@ def test_what_fails_in_the_receiver_is_told_and_tried_again(
         def receive(central: str, message: Ack | Quota) -> None:
             heard.append(message)
             if len(heard) <= 2:
-                raise ValueError("a host has at most 16 names of a service")
+                raise ValueError("too many service names: a node has at most 16")
 
         link = Link(
             "",
@@ -316,17 +318,17 @@ def test_what_fails_in_the_receiver_is_told_and_tried_again(
         async with peer.listening(peer.lead) as link.central, running(link):
             for sequence in (1, 2):
                 link.send(report(sequence))
-                await until(lambda done=sequence: link.standing.failures == done)
-                assert "16 names" in str(link.standing.last_error)
+                await until(lambda done=sequence: link.status.failures == done)
+                assert "at most 16" in str(link.status.last_error)
             link.send(report(3))
             await until(lambda: len(heard) == 4)
-            assert link.standing.is_connected
+            assert link.status.is_connected
         told = [one for one in caplog.records if one.levelno >= logging.WARNING]
         assert [(one.levelno, one.exc_info is None) for one in told] == [
             (logging.ERROR, False),
             (logging.WARNING, True),
         ]
-        assert told[1].getMessage().endswith(": connected")
-        assert peer.closed[0] == (1011, "the node cannot make use of it")
+        assert told[1].getMessage().startswith("central connected: ")
+        assert peer.closed[0] == (1011, "node failed to process a message")
 
     asyncio.run(story())

@@ -19,7 +19,7 @@ from sluicegate.errors import ConfigError
 from sluicegate.quota import Entry
 from sluicegate.quota.node import EndNodeStatus
 from sluicegate.quota.node.reporter_lock import ReporterLock
-from sluicegate.quota.node.thread import Reporting
+from sluicegate.quota.node.thread import ReporterThread
 from tests.harness.waits import PATIENCE, Output, wait_for
 
 MakeCentral = Callable[..., Any]
@@ -215,19 +215,19 @@ def test_a_worker_is_present_before_its_thread_runs(
 ) -> None:
     """Or a sibling that exits meanwhile would take itself for the last."""
     runs = threading.Event()
-    main = Reporting._main
+    main = ReporterThread._main
 
-    def main_when_it_runs(reporting: Reporting) -> None:
+    def main_when_it_runs(thread: ReporterThread) -> None:
         runs.wait(PATIENCE)
-        main(reporting)
+        main(thread)
 
-    monkeypatch.setattr(Reporting, "_main", main_when_it_runs)
+    monkeypatch.setattr(ReporterThread, "_main", main_when_it_runs)
     shared = str(tmp_path / "memory")
     with Node("ws://127.0.0.1:9", node_id="web", services=["front"], shared=shared):
         sibling = ReporterLock(f"{shared}.lock")
         assert sibling.enter()
-        assert not sibling.is_last()
-        sibling.drop()
+        assert not sibling.take_if_last()
+        sibling.release()
         runs.set()
 
 
@@ -263,13 +263,13 @@ def test_another_process_goes_on_when_the_one_that_reports_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     naps = []
-    pause = Reporting._pause
+    pause = ReporterThread._pause
 
-    async def noted_pause(reporting: Reporting, seconds: float) -> None:
+    async def noted_pause(thread: ReporterThread, seconds: float) -> None:
         naps.append(seconds)
-        await pause(reporting, seconds)
+        await pause(thread, seconds)
 
-    monkeypatch.setattr(Reporting, "_pause", noted_pause)
+    monkeypatch.setattr(ReporterThread, "_pause", noted_pause)
     central = make_central()
     shared = str(tmp_path / "memory")
     with python(REPORT, central.url, shared) as other:
@@ -351,29 +351,29 @@ def test_a_closed_node_is_over(make_central: MakeCentral, make_node: MakeNode) -
         node.start()
 
 
-def test_its_verbs_are_the_hosts_own(tmp_path: Path) -> None:
+def test_its_verbs_are_the_user_tables_own(tmp_path: Path) -> None:
     shared = str(tmp_path / "memory")
     node = Node("ws://127.0.0.1:9", node_id="web", services=["front"], shared=shared)
-    assert vars(node)["allows"] == node._host.allows
-    assert vars(node)["throttle"] == node._host.throttle
-    assert vars(node)["consume"] == node._host.consume
+    assert vars(node)["allows"] == node._user_table.allows
+    assert vars(node)["throttle"] == node._user_table.throttle
+    assert vars(node)["consume"] == node._user_table.consume
     node.close()
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"services": "front"}, TypeError, "services takes several names"),
-        ({"services": []}, ValueError, "services must name one or more"),
-        ({"services": ["x" * 51]}, ValueError, "a service must have 1 to 50 bytes"),
+        ({"services": "front"}, TypeError, "services must be a list of names"),
+        ({"services": []}, ValueError, "services must name at least one"),
+        ({"services": ["x" * 51]}, ValueError, "service must have 1 to 50 bytes"),
         ({"node_id": ""}, ValueError, "node_id must have 1 to 200 bytes"),
-        ({"node_id": "\udc80"}, ValueError, "node_id must be text that has UTF-8"),
+        ({"node_id": "\udc80"}, ValueError, "node_id must be encodable as UTF-8"),
         ({"node_id": 7}, TypeError, "node_id must be a str, got 7"),
         ({"token": "two words"}, ValueError, "token must be"),
         ({"slot_seconds": 0.0}, ValueError, "slot_seconds"),
-        ({"ca_file": "ca.pem"}, ValueError, "ca_file is for wss://"),
-        ({"centrals": "wss://a", "ca_file": "/no/such.pem"}, ConfigError, "cannot be used"),
-        ({"centrals": []}, ValueError, "centrals must be a URL or several"),
+        ({"ca_file": "ca.pem"}, ValueError, "ca_file requires a wss://"),
+        ({"centrals": "wss://a", "ca_file": "/no/such.pem"}, ConfigError, "cannot load ca_file"),
+        ({"centrals": []}, ValueError, "centrals must be one or more URLs"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -438,10 +438,10 @@ def test_the_last_of_forked_workers_that_exit_reports_for_all(
 
 
 def test_an_exit_does_not_wait_long_for_a_central_that_is_not_there(tmp_path: Path) -> None:
-    patient = "from sluicegate.quota.node import thread\nthread.LAST_WORDS = 600.0\n"
+    patient = "from sluicegate.quota.node import thread\nthread.LEAVE_TIMEOUT = 600.0\n"
     arguments = ("ws://127.0.0.1:9", str(tmp_path / "memory"), "at once")
     with python(patient + EXIT, *arguments, stderr=subprocess.PIPE) as process:
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3
     assert "Connect call failed" in errors
-    assert "did not end in time" not in errors
+    assert "did not stop within" not in errors

@@ -107,14 +107,14 @@ def test_a_service_that_the_central_does_not_know_is_told_once_and_again_when_it
         return [
             (record.levelname, record.getMessage())
             for record in caplog.records
-            if "limits for the service" in record.getMessage()
+            if "limits for service" in record.getMessage()
         ]
 
     warning = (
         "WARNING",
-        "the central has no limits for the service 'frnt': all of its users are free",
+        "central has no limits for service 'frnt': its users are not limited",
     )
-    relief = "INFO", "the central has limits for the service 'frnt' now"
+    relief = "INFO", "central now has limits for service 'frnt'"
     with (
         Central(LIMITS, listen="127.0.0.1:0", slot_seconds=0.1) as central,
         Node(

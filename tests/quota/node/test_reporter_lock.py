@@ -1,4 +1,4 @@
-"""Of all workers of a host one reports, another follows it, and the last says good-bye."""
+"""`ReporterLock`: one worker of a host reports, another follows it, and the last one leaves."""
 
 import os
 import signal
@@ -34,10 +34,10 @@ def test_one_reports_and_another_follows(path: Path) -> None:
     assert second.enter()
     assert first.take()
     assert not second.take()
-    assert second.reporter() == os.getpid()
-    first.drop()
+    assert second.reporter_pid() == os.getpid()
+    first.release()
     assert second.take()
-    second.drop()
+    second.release()
 
 
 def test_only_the_last_is_last_and_nobody_enters_while_it_leaves(path: Path) -> None:
@@ -45,22 +45,22 @@ def test_only_the_last_is_last_and_nobody_enters_while_it_leaves(path: Path) -> 
     assert first.enter()
     assert first.take()
     assert second.enter()
-    assert not first.is_last()
+    assert not first.take_if_last()
     assert not first.is_held  # so that who closes at the same time can have it
-    assert second.is_last()
+    assert second.take_if_last()
     assert second.is_held
     assert not third.enter()
-    second.drop()
-    first.drop()
+    second.release()
+    first.release()
     assert third.enter()
-    third.drop()
+    third.release()
 
 
 def test_who_closes_without_having_reported_may_be_the_last(path: Path) -> None:
     lock = ReporterLock(path)
     assert lock.enter()
-    assert lock.is_last()
-    lock.drop()
+    assert lock.take_if_last()
+    lock.release()
 
 
 def test_a_killed_process_holds_nothing(path: Path) -> None:
@@ -73,10 +73,10 @@ def test_a_killed_process_holds_nothing(path: Path) -> None:
         lock = ReporterLock(path)
         assert lock.enter()
         assert not lock.take()
-        assert lock.reporter() == process.pid
+        assert lock.reporter_pid() == process.pid
         process.send_signal(signal.SIGKILL)
         wait_for(lock.take)
-        lock.drop()
+        lock.release()
 
 
 def test_a_forked_child_that_drops_its_copy_ends_nothing(path: Path, children: Children) -> None:
@@ -84,28 +84,28 @@ def test_a_forked_child_that_drops_its_copy_ends_nothing(path: Path, children: C
     assert lock.enter()
     assert lock.take()
     assert other.enter()
-    children.start(lock.drop)
+    children.start(lock.release)
     children.join()
     assert not other.take()
-    lock.drop()
-    other.drop()
+    lock.release()
+    other.release()
 
 
 def test_without_shared_memory_one_is_alone_in_the_world() -> None:
     lock = ReporterLock(None)
-    assert lock.reporter() is None
+    assert lock.reporter_pid() is None
     assert lock.enter()
     assert lock.take()
-    assert lock.is_last()
-    assert lock.reporter() == os.getpid()
-    lock.drop()
+    assert lock.take_if_last()
+    assert lock.reporter_pid() == os.getpid()
+    lock.release()
 
 
 def test_a_file_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be opened"):
+    with pytest.raises(ConfigError, match="cannot open lock file"):
         ReporterLock(tmp_path / "no" / "such.lock").open()
-    with pytest.raises(ConfigError, match="cannot be opened"):
+    with pytest.raises(ConfigError, match="cannot open lock file"):
         ReporterLock(tmp_path).open()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="cannot be opened"):
+    with pytest.raises(ConfigError, match="cannot open lock file"):
         ReporterLock(tmp_path / "link").open()

@@ -1,15 +1,15 @@
-"""The parts of a node's shell that have no socket: addresses, back-off, times, Prometheus text."""
+"""The parts of a node without sockets: URLs, back-off, quota freshness, Prometheus text."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluicegate.quota.messages import Quota
 from sluicegate.quota.node.backoff import Backoff
-from sluicegate.quota.node.core.quota_freshness import QuotaTimes
+from sluicegate.quota.node.core.quota_freshness import FreshnessTracker
 from sluicegate.quota.node.status import (
-    CentralStanding,
+    ConnectionStatus,
     EndNodeStatus,
-    QuotaStanding,
+    QuotaFreshness,
     prometheus_text,
 )
 from sluicegate.quota.node.urls import central_urls
@@ -42,7 +42,7 @@ def test_centrals_are_urls(given: str | list[str], urls: tuple[str, ...]) -> Non
         [],
     ],
 )
-def test_what_is_no_central_is_refused_by_name(given: object) -> None:
+def test_what_is_no_central_is_permanent_by_name(given: object) -> None:
     with pytest.raises(ValueError, match="central") as refused:
         central_urls(given)
     assert "secret" not in str(refused.value)
@@ -51,30 +51,30 @@ def test_what_is_no_central_is_refused_by_name(given: object) -> None:
 def test_a_url_must_be_text() -> None:
     with pytest.raises(TypeError, match=r"got 7411"):
         central_urls([7411])
-    with pytest.raises(TypeError, match=r"centrals must be a URL or several, got 7411"):
+    with pytest.raises(TypeError, match=r"centrals must be one or more URLs, got 7411"):
         central_urls(7411)  # type: ignore[arg-type]
 
 
 def test_waits_double_to_the_longest_and_begin_anew_after_a_minute_of_health() -> None:
-    backoff = Backoff(chance=lambda: 1.0)
-    waits = [backoff.failed() for _ in range(8)]
+    backoff = Backoff(jitter=lambda: 1.0)
+    waits = [backoff.next_delay() for _ in range(8)]
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0])
-    assert backoff.failed(lasted=59.0) == 2.0
-    assert backoff.failed(lasted=60.0) == 0.1
-    assert backoff.failed() == 0.2
+    assert backoff.next_delay(lasted=59.0) == 2.0
+    assert backoff.next_delay(lasted=60.0) == 0.1
+    assert backoff.next_delay() == 0.2
 
 
 def test_a_refusal_waits_the_longest_at_once() -> None:
-    backoff = Backoff(chance=lambda: 1.0)
-    assert backoff.failed(is_refused=True) == 5.0
-    assert backoff.failed() == 2.0
+    backoff = Backoff(jitter=lambda: 1.0)
+    assert backoff.next_delay(is_permanent=True) == 5.0
+    assert backoff.next_delay() == 2.0
 
 
 def test_waits_are_spread_over_their_second_half() -> None:
     chances = iter([0.0, 0.5])
-    backoff = Backoff(chance=lambda: next(chances))
-    assert backoff.failed() == pytest.approx(0.05)
-    assert backoff.failed() == pytest.approx(0.15)
+    backoff = Backoff(jitter=lambda: next(chances))
+    assert backoff.next_delay() == pytest.approx(0.05)
+    assert backoff.next_delay() == pytest.approx(0.15)
 
 
 def quota(slot: int, time: float, *, epoch: int = 1, whole: bool = True) -> Quota:
@@ -83,7 +83,7 @@ def quota(slot: int, time: float, *, epoch: int = 1, whole: bool = True) -> Quot
 
 def test_a_quota_is_fresh_then_reused_then_safe_and_each_time_is_kept() -> None:
     # The node's clock is 1,000 behind the leader's; a slot is 1 s and the lease is 3 slots.
-    times = QuotaTimes(0.0, slot_seconds=1.0)
+    freshness = FreshnessTracker(0.0, slot_seconds=1.0)
     story = []
     for now, told in [
         (0.4, None),
@@ -99,8 +99,8 @@ def test_a_quota_is_fresh_then_reused_then_safe_and_each_time_is_kept() -> None:
         (9.5, None),
     ]:
         if told is not None:
-            times.receive(now, told)
-        state, seconds = times.state(now)
+            freshness.receive(now, told)
+        state, seconds = freshness.state(now)
         story.append((now, state, round(seconds, 6)))
     assert story == [
         (0.4, "none", 0.4),
@@ -115,18 +115,20 @@ def test_a_quota_is_fresh_then_reused_then_safe_and_each_time_is_kept() -> None:
         (7.7, "fresh", 0.2),
         (9.5, "reused", 0.5),
     ]
-    totals = times.totals(9.5)
+    totals = freshness.totals(9.5)
     assert totals == pytest.approx({"none": 0.5, "fresh": 4.0, "reused": 3.5, "safe": 1.5})
 
 
 def test_prometheus_reads_the_metrics() -> None:
-    central = CentralStanding("ws://a:1/", connected_at=3.0, connections=2, bytes_sent=77)
+    central = ConnectionStatus("ws://a:1/", connected_at=3.0, connections=2, bytes_sent=77)
     status = EndNodeStatus(
         'web"1\\',
         is_started=True,
         is_reporting=True,
         reporter_pid=7,
-        quota=QuotaStanding("reused", 1.5, {"none": 0.0, "fresh": 4.0, "reused": 1.5, "safe": 0.0}),
+        quota=QuotaFreshness(
+            "reused", 1.5, {"none": 0.0, "fresh": 4.0, "reused": 1.5, "safe": 0.0}
+        ),
         slot=5,
         epoch=3,
         quota_age=1,

@@ -3,17 +3,17 @@
     send(message)   from the same event loop; never waits
     run()           connects, sends, receives, backs off, for ever
 
-What is sent waits in an outbox of one report and a few asks. A report stands for all before it,
-so of several that wait only the newest is sent, and one that never goes out is lost without
-loss; an ask that is older than a slot was made again since. So a central that is away, or does
-not read, costs no memory and holds up nobody.
+Messages wait in a send queue of one report and a few asks. A report stands for all before it, so
+of several that wait only the newest is sent, and one that is never sent loses nothing; an ask that
+is older than a slot was made again since. So a central that is disconnected, or does not read,
+costs no memory and delays nothing else.
 
-A cut cable is noticed by pings that are not answered. What the central says at the end decides
-how soon to try again: a refusal that no try will change (denied, replaced by another process of
-the same name, a frame it cannot read) waits the longest, at once; "overloaded" and all else
-doubles. So does whatever fails in here, or in `receive`: a link goes on until it is cancelled.
-Each kind of failure is logged once, until a connection holds. The end of one that was logged is
-a warning too: who sees the one must not wait for the other in vain.
+A cut cable is noticed by pings that are not answered. The central's close code decides how soon to
+connect again: a permanent failure (denied, replaced by another process of the same name, a frame
+it cannot read) has the longest delay, at once; "overloaded" and all else doubles it. So does any
+failure in here, or in `receive`: a link goes on until it is cancelled. Each kind of failure is
+logged once, until a connection holds. If a failure was logged, its recovery is logged at WARNING
+as well, so that both are visible at the same level.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ except ModuleNotFoundError as _missing:
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.node.backoff import HEALTHY, Backoff
-from sluicegate.quota.node.status import CentralStanding
+from sluicegate.quota.node.status import ConnectionStatus
 from sluicegate.quota.wire import SUBPROTOCOL, Bounds, NodeWire
 
 __all__ = ["Link", "LinkOptions"]
@@ -45,11 +45,11 @@ OPEN_TIMEOUT = 5.0
 PING_INTERVAL = 2.0
 PING_TIMEOUT = 4.0
 CLOSE_TIMEOUT = 1.0
-MOST_ASKS = 64
+MAX_QUEUED_ASKS = 64
 
 DENIED, BAD_FRAME, TOO_BIG, REPLACED = 1008, 1007, 1009, 4001
 FAILED = 1011
-FOR_GOOD = (DENIED, BAD_FRAME, TOO_BIG, REPLACED)
+PERMANENT_CODES = (DENIED, BAD_FRAME, TOO_BIG, REPLACED)
 
 _BOUNDS = Bounds()
 
@@ -66,19 +66,19 @@ class LinkOptions:
     bounds: Bounds = _BOUNDS
 
 
-class _Refused(Exception):
-    """The central will not have us, and asking again soon would not help."""
+class _PermanentFailure(Exception):
+    """The central rejects this node, and connecting again soon would not help."""
 
 
-class _Connect(connect):
-    """Follows no redirect: the token is for the central that was named, and nobody else."""
+class _ConnectWithoutRedirects(connect):
+    """Follows no redirect: the token is for the configured central only."""
 
     def process_redirect(self, exc: Exception) -> Exception:
         return exc
 
 
 class Link:
-    """One central. `receive(central, message)` is told what it says; `now` is the node's clock."""
+    """One central. `receive(central, message)` gets its messages; `now` is the node's clock."""
 
     def __init__(
         self,
@@ -90,61 +90,67 @@ class Link:
         backoff: Backoff | None = None,
     ) -> None:
         self.central = central
-        self.standing = CentralStanding(central)
+        self.status = ConnectionStatus(central)
         self._options = options
         self._now = now
         self._receive = receive
         self._backoff = backoff or Backoff()
-        self._report: Report | None = None
-        self._asks: deque[Ask] = deque(maxlen=MOST_ASKS)
-        self._has_mail = asyncio.Event()
-        self._told: str | None = None  # the failure that was logged last
-        self._is_end_due = False  # and its end was not
+        self._queued_report: Report | None = None
+        self._queued_asks: deque[Ask] = deque(maxlen=MAX_QUEUED_ASKS)
+        self._has_queued = asyncio.Event()
+        self._logged_problem: str | None = None  # the failure that was logged last
+        self._is_recovery_unlogged = False  # the end of that failure was not logged yet
 
     def send(self, message: Report | Ask) -> None:
-        """Put a message into the outbox."""
+        """Put a message into the send queue."""
         if isinstance(message, Ask):
-            self._asks.append(message)
+            self._queued_asks.append(message)
         else:
-            self._report = message
-        self._has_mail.set()
+            self._queued_report = message
+        self._has_queued.set()
 
     async def run(self) -> None:
         """Stay connected, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            is_refused = False
+            is_permanent = False
             fault: Exception | None = None
-            self.standing.connected_at = None
+            self.status.connected_at = None
             try:
-                await self._connection()
-                problem = "the connection ended"
-            except _Refused as refused:
-                problem, is_refused = str(refused), True
+                await self._connect_once()
+                problem = "connection closed"
+            except _PermanentFailure as failure:
+                problem, is_permanent = str(failure), True
             except (OSError, WebSocketException, ProtocolError) as error:
                 problem = f"{type(error).__name__}: {error}"
-            except Exception as error:  # noqa: BLE001 (a fault of ours: told below, with its trace)
+            except Exception as error:  # noqa: BLE001 (a bug: logged below, with its traceback)
                 # Without its link the node would never report again.
                 problem, fault = f"{type(error).__name__}: {error}", error
-            was_connected = self.standing.connected_at is not None
+            was_connected = self.status.connected_at is not None
             lasted = loop.time() - began if was_connected else 0.0
-            self.standing.failed(problem)
+            self.status.mark_failed(problem)
             if lasted >= HEALTHY:
-                self._told = None
-            if problem != self._told:
-                self._told = problem
-                self._is_end_due = True
-                level = logging.ERROR if is_refused or fault else logging.WARNING
-                log.log(level, "central %s: %s", self.central, problem, exc_info=fault)
-            await asyncio.sleep(self._backoff.failed(lasted=lasted, is_refused=is_refused))
+                self._logged_problem = None
+            if problem != self._logged_problem:
+                self._logged_problem = problem
+                self._is_recovery_unlogged = True
+                level = logging.ERROR if is_permanent or fault else logging.WARNING
+                log.log(
+                    level,
+                    "connection to central %s failed: %s",
+                    self.central,
+                    problem,
+                    exc_info=fault,
+                )
+            await asyncio.sleep(self._backoff.next_delay(lasted=lasted, is_permanent=is_permanent))
 
-    async def _connection(self) -> None:
+    async def _connect_once(self) -> None:
         options = self._options
         headers = {"Sluicegate-Slot-Seconds": repr(float(options.slot_seconds))}
         if options.token is not None:
             headers["Authorization"] = f"Bearer {options.token}"
-        opening = _Connect(
+        opening = _ConnectWithoutRedirects(
             self.central,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,
@@ -159,88 +165,92 @@ class Link:
         )
         try:
             async with opening as connection:
-                await self._talk(connection)
+                await self._exchange(connection)
         except InvalidStatus as error:
             if error.response.status_code in (401, 403):
-                raise _Refused(f"denied: HTTP status {error.response.status_code}") from None
+                raise _PermanentFailure(
+                    f"denied: HTTP status {error.response.status_code}"
+                ) from None
             raise
 
-    async def _talk(self, connection: ClientConnection) -> None:
+    async def _exchange(self, connection: ClientConnection) -> None:
         if connection.subprotocol != SUBPROTOCOL:
-            raise _Refused(f"it does not speak {SUBPROTOCOL}: is it a central?")
+            raise _PermanentFailure(
+                f"server does not support the subprotocol {SUBPROTOCOL}: is it a central?"
+            )
         wire = NodeWire(bounds=self._options.bounds)
-        self.standing.connected(self._now())
+        self.status.mark_connected(self._now())
         is_answered = False
-        sending = asyncio.create_task(self._send_mail(connection, wire))
+        sending = asyncio.create_task(self._send_queued(connection, wire))
         try:
             while True:
                 frame = await connection.recv()
-                self.standing.frames_received += 1
-                self.standing.bytes_received += len(frame)
+                self.status.frames_received += 1
+                self.status.bytes_received += len(frame)
                 message = wire.read(frame)
                 if isinstance(message, Ack):
-                    self.standing.acknowledged = message.sequence
+                    self.status.acknowledged = message.sequence
                 self._receive(self.central, message)
-                if not is_answered:  # one that denies us ends the connection without an answer
+                if not is_answered:  # a central that denies the node closes without an answer
                     is_answered = True
-                    self._tell_connected()
+                    self._log_connected()
         except ProtocolError as error:
-            await connection.close(BAD_FRAME, _cut(f"bad frame: {error}"))
+            await connection.close(BAD_FRAME, _truncate(f"bad frame: {error}"))
             raise
         except ConnectionClosed as closed:
             said = closed.rcvd
             if said is not None:
                 problem = said.reason or "no reason given"
-                if said.code in FOR_GOOD:
-                    raise _Refused(f"{problem} (code {said.code})") from None
+                if said.code in PERMANENT_CODES:
+                    raise _PermanentFailure(f"{problem} (code {said.code})") from None
                 raise ConnectionError(f"{problem} (code {said.code})") from None
             raise
         except Exception:
-            await connection.close(FAILED, "the node cannot make use of it")
+            await connection.close(FAILED, "node failed to process a message")
             raise
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    def _tell_connected(self) -> None:
-        level = logging.WARNING if self._is_end_due else logging.INFO
-        self._is_end_due = False
-        log.log(level, "central %s: connected", self.central)
+    def _log_connected(self) -> None:
+        level = logging.WARNING if self._is_recovery_unlogged else logging.INFO
+        self._is_recovery_unlogged = False
+        log.log(level, "central connected: %s", self.central)
 
-    async def _send_mail(self, connection: ClientConnection, wire: NodeWire) -> None:
-        if self._report is not None:
-            self._has_mail.set()
+    async def _send_queued(self, connection: ClientConnection, wire: NodeWire) -> None:
+        if self._queued_report is not None:
+            self._has_queued.set()
         try:
             while True:
-                await self._has_mail.wait()
-                self._has_mail.clear()
-                report, self._report = self._report, None
+                await self._has_queued.wait()
+                self._has_queued.clear()
+                report, self._queued_report = self._queued_report, None
                 if report is not None:
-                    # It may have waited for the connection: the clock is set by when it went out.
+                    # It may have waited for the connection: `sent` must be the time it is sent.
                     await self._write(connection, wire, report._replace(sent=self._now()))
-                while self._asks:
-                    ask = self._asks.popleft()
+                while self._queued_asks:
+                    ask = self._queued_asks.popleft()
                     now = self._now()
                     if now - ask.sent <= self._options.slot_seconds:
                         await self._write(connection, wire, ask._replace(sent=now))
         except ConnectionClosed:
-            pass  # who receives is told why
+            pass  # `_exchange` handles it
         except Exception:
-            log.exception("central %s: a message cannot be sent", self.central)
-            await connection.close(FAILED, "a message cannot be sent")
+            log.exception("sending to central %s failed", self.central)
+            await connection.close(FAILED, "node failed to send a message")
 
     async def _write(
         self, connection: ClientConnection, wire: NodeWire, message: Report | Ask
     ) -> None:
         frame = wire.write(message)
         await connection.send(frame)
-        self.standing.frames_sent += 1
-        self.standing.bytes_sent += len(frame)
+        self.status.frames_sent += 1
+        self.status.bytes_sent += len(frame)
 
     def __repr__(self) -> str:
-        return f"Link({self.standing!r})"
+        return f"Link({self.status!r})"
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     """A close reason: at most 120 bytes."""
     return text.encode()[:120].decode(errors="ignore")

@@ -6,18 +6,17 @@
     node.throttle("front", user)                      raises Throttled, or the request may begin
     node.consume("front", user, {"requests": 1})      it has ended
 
-Three parts, and this one only puts them together: the `Host` decides and counts, in shared
-memory and compiled code; `Reporting` is a thread that talks to the centrals; this object has
-their faces. Its `allows`, `throttle` and `consume` are the host's own bound methods, because a
-Python method around them would cost more than the decision.
+It has two parts: the `UserTable` decides and counts, in shared memory and compiled code; the
+`ReporterThread` talks to the centrals. `allows`, `throttle` and `consume` are the table's own bound
+methods, because a Python method around them would cost more than the decision.
 
 - All workers of a service on a host make a `Node` with the same `node_id` and `shared`, and count
   together; one of them reports. It may be made, and started, before the workers are forked: each
   child then has a thread of its own.
-- `start` does not wait for a central. Until one has answered, `fallback` rules.
-- A node that was started lives until `close`, whoever else holds it. A process that exits without
-  it (`sys.exit`, the end of its program) closes it then, which takes some seconds at most.
-- After `close` the node is over; a new one may be made.
+- `start` does not wait for a central. Until one has answered, `fallback` applies.
+- A node that was started lives until `close`, even if nothing refers to it. A process that exits
+  without it (`sys.exit`, the end of its program) closes it then, which takes some seconds at most.
+- A closed node cannot be started again; create a new one.
 """
 
 import asyncio
@@ -29,19 +28,19 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from sluicegate._validate import positive
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError
-from sluicegate.quota.node.core._user_table import Host
-from sluicegate.quota.node.status import EndNodeStatus, of_memory, prometheus_text
+from sluicegate.quota.node.core._user_table import UserTable
+from sluicegate.quota.node.status import EndNodeStatus, prometheus_text, status_from_memory
 from sluicegate.quota.node.urls import central_urls
 
 if TYPE_CHECKING:
     import ssl
 
-    from sluicegate.quota.node.thread import Reporting
+    from sluicegate.quota.node.thread import ReporterThread
 
 __all__ = ["Node"]
 
@@ -50,35 +49,15 @@ _TOKEN = re.compile(r"[!-~]{1,500}")
 log = logging.getLogger("sluicegate.quota.node")
 
 
-class _Allows(Protocol):
-    def __call__(
-        self, service: str, user: str, expect: Mapping[str, float] | None = None
-    ) -> bool: ...
-
-
-class _Throttle(Protocol):
-    def __call__(
-        self, service: str, user: str, expect: Mapping[str, float] | None = None
-    ) -> None: ...
-
-
-class _Consume(Protocol):
-    def __call__(self, service: str, user: str, amounts: Mapping[str, float]) -> None: ...
-
-
 class Node:
     """One end node, as seen by one process.
 
     `centrals`: the URL of a central, or those of several. `node_id`: the name of this host at the
     centrals, the same in all its workers and on no other host. `services`: what is throttled
     here. `token`: the centrals' node token. `shared`: the name or path of the workers' common
-    memory. `fallback`: units per second of each resource for a user of whom no central has told
-    anything. `ca_file`: whom to trust behind `wss://`, instead of the system's authorities.
+    memory. `fallback`: units per second of each resource for a user without a quota from a
+    central. `ca_file`: the authorities to trust with `wss://`, instead of the system's.
     """
-
-    allows: _Allows
-    throttle: _Throttle
-    consume: _Consume
 
     def __init__(
         self,
@@ -96,10 +75,12 @@ class Node:
         self.centrals = central_urls(centrals)
         self.node_id = _name("node_id", node_id, 200)
         if isinstance(services, str):
-            raise TypeError(f"services takes several names, like [{services!r}], got {services!r}")
-        self.services = tuple(_name("a service", service, 50) for service in services)
+            raise TypeError(
+                f"services must be a list of names, like [{services!r}], got {services!r}"
+            )
+        self.services = tuple(_name("service", service, 50) for service in services)
         if not self.services:
-            raise ValueError(f"services must name one or more, got {services!r}")
+            raise ValueError(f"services must name at least one service, got {services!r}")
         if token is not None and not _TOKEN.fullmatch(token):
             raise ValueError("token must be 1 to 500 printable ASCII characters without spaces")
         self._token = token
@@ -107,7 +88,7 @@ class Node:
             raise ValueError(f"slot_seconds must be from 0.1 to 3600, got {slot_seconds!r}")
         self._slot_seconds = slot_seconds
         self._tls = _tls(self.centrals, ca_file)
-        self._host = Host(
+        self._user_table = UserTable(
             node_id,
             self.services,
             shared=shared,
@@ -115,67 +96,67 @@ class Node:
             slot_seconds=slot_seconds,
             clock=clock,
         )
-        self.allows = self._host.allows
-        self.throttle = self._host.throttle
-        self.consume = self._host.consume
-        self._reporting: Reporting | None = None
-        self._abandoned: list[Reporting] = []  # the parent's, which must not be collected
+        self.allows = self._user_table.allows
+        self.throttle = self._user_table.throttle
+        self.consume = self._user_table.consume
+        self._reporter_thread: ReporterThread | None = None
+        self._abandoned: list[ReporterThread] = []  # the parent's, which must not be collected
         self._is_closed = False
-        self._changing = threading.Lock()  # held by who starts or closes
+        self._lifecycle_lock = threading.Lock()  # held while starting or closing
         os.register_at_fork(after_in_child=_start_in_child(weakref.ref(self)))
 
     def start(self) -> None:
-        """Begin to talk to the centrals, in the background; again, it does nothing."""
+        """Start the reporter thread, in the background. A second call does nothing."""
         # websockets is an extra: programs that limit without centrals do without it.
         from sluicegate.quota.node.link import LinkOptions
-        from sluicegate.quota.node.thread import Reporting
+        from sluicegate.quota.node.thread import ReporterThread
 
-        with self._changing:
+        with self._lifecycle_lock:
             if self._is_closed:
-                raise RuntimeError(f"node {self.node_id!r} is closed: make a new one")
-            if self._reporting is None:
+                raise RuntimeError(f"node {self.node_id!r} is closed: create a new Node")
+            if self._reporter_thread is None:
                 options = LinkOptions(self._token, self._slot_seconds, self._tls)
-                self._reporting = Reporting(
-                    self._host, self.node_id, self.services, self.centrals, options
+                self._reporter_thread = ReporterThread(
+                    self._user_table, self.node_id, self.services, self.centrals, options
                 )
-                atexit.unregister(self.close)  # of the parent that we were forked from
+                atexit.unregister(self.close)  # the parent's, in a forked child
                 atexit.register(self.close)
 
     def close(self) -> None:
-        """End the thread and let go of the memory. The last worker says that the node leaves."""
+        """Stop the thread and unmap the memory. The last worker reports that the node leaves."""
         atexit.unregister(self.close)
-        with self._changing:
+        with self._lifecycle_lock:
             self._is_closed = True
-            reporting, self._reporting = self._reporting, None
-        if reporting is not None:
-            reporting.stop()
-        self._host.close()
+            reporter_thread, self._reporter_thread = self._reporter_thread, None
+        if reporter_thread is not None:
+            reporter_thread.stop()
+        self._user_table.close()
 
     def status(self) -> EndNodeStatus:
-        """How the node stands, as far as this worker knows."""
-        reporting = self._reporting
-        if reporting is None:
+        """The status of the node, as far as this worker knows."""
+        reporter_thread = self._reporter_thread
+        if reporter_thread is None:
             if self._is_closed:
                 return EndNodeStatus(self.node_id, False, False, None)
-            now = self._host.now()
-            return of_memory(self._host, now, is_started=False, reporter_pid=None)
-        return reporting.status()
+            now = self._user_table.now()
+            return status_from_memory(self._user_table, now, is_started=False, reporter_pid=None)
+        return reporter_thread.status()
 
     def metrics(self) -> str:
         """The status as Prometheus text. Of all workers, the one that reports has the most."""
         return prometheus_text(self.status())
 
     def _after_fork(self) -> None:
-        self._changing = threading.Lock()  # a thread that is not here may have held the other
-        reporting, self._reporting = self._reporting, None
-        if reporting is None:
+        self._lifecycle_lock = threading.Lock()  # a thread that is not here may have held the other
+        reporter_thread, self._reporter_thread = self._reporter_thread, None
+        if reporter_thread is None:
             return
-        self._abandoned.append(reporting)
-        reporting.abandon()
+        self._abandoned.append(reporter_thread)
+        reporter_thread.abandon()
         try:
             self.start()
         except ConfigError:
-            log.exception("node %s does not report from process %d", self.node_id, os.getpid())
+            log.exception("node %s: cannot report from process %d", self.node_id, os.getpid())
 
     def __enter__(self) -> Self:
         self.start()
@@ -202,7 +183,9 @@ class Node:
         await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "started" if self._reporting else "not started"
+        state = (
+            "closed" if self._is_closed else "started" if self._reporter_thread else "not started"
+        )
         return f"Node({list(self.centrals)}, node_id={self.node_id!r}, {state})"
 
 
@@ -213,7 +196,7 @@ def _name(what: str, name: str, most: int) -> str:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"{what} must be text that has UTF-8, got {name!r}") from None
+        raise ValueError(f"{what} must be encodable as UTF-8, got {name!r}") from None
     if not 1 <= size <= most:
         raise ValueError(f"{what} must have 1 to {most} bytes of UTF-8, got {name!r}")
     return name
@@ -233,11 +216,11 @@ def _tls(
 ) -> "ssl.SSLContext | None":
     if not any(url.startswith("wss:") for url in centrals):
         if ca_file is not None:
-            raise ValueError(f"ca_file is for wss:// centrals, got {list(centrals)}")
+            raise ValueError(f"ca_file requires a wss:// central, got {list(centrals)}")
         return None
     import ssl  # takes as long to import as all the rest
 
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:
-        raise ConfigError(f"ca_file {ca_file!s} cannot be used: {error}") from error
+        raise ConfigError(f"cannot load ca_file {ca_file!s}: {error}") from error

@@ -1,19 +1,19 @@
-"""`ReporterLock`: of all workers of a host, which one talks to the centrals, and who is the last.
+"""`ReporterLock`: elects the worker of a host that talks to the centrals, and knows the last one.
 
 A file beside the shared memory, with two bytes that the kernel locks (OFD locks, as in
 `shm/file.py`: they end with their process, whatever kills it, and ask for no process
-id). The first byte is held by the one that reports. The second is held by all who are present,
-together; who can have it alone is the last one.
+id). The first byte is locked by the reporter. The second is locked by all present workers, shared;
+a worker that can lock it exclusively is the last one.
 
-    open       have the file
-    enter      be present; False while a last one is leaving
-    take       try to be the one that reports
-    is_last    at the end: nobody else is present, and we report: it is ours to say good-bye
-    drop       give up all of it
+    open          open the file
+    enter         be present; False while a last worker is leaving
+    take          try to become the reporter
+    take_if_last  at the end: become the reporter if no other worker is present, to send the leave
+    release       release all of it
 
 Rules: a forked child shares its parent's locks and would keep them alive after the parent's
 death, so it drops its copy before anything else, which ends nothing for the parent. The file
-holds the process id of the one that reports, for people to read; it is never removed, because a
+holds the process id of the reporter, for people to read; it is never removed, because a
 lock on a file that has lost its name excludes nobody.
 """
 
@@ -29,12 +29,12 @@ from sluicegate.errors import ConfigError
 
 __all__ = ["ReporterLock"]
 
-_REPORTS = 1 << 40  # far behind all data
-_PRESENT = _REPORTS + 1
+_REPORTER_BYTE = 1 << 40  # far behind all data
+_PRESENCE_BYTE = _REPORTER_BYTE + 1
 
 
 class ReporterLock:
-    """The lock of one worker. Without a path it is alone in the world: all is granted."""
+    """The lock of one worker. Without a path there are no other workers: all is granted."""
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self.path = None if path is None else Path(path)
@@ -42,7 +42,7 @@ class ReporterLock:
         self._descriptor = -1
 
     def open(self) -> None:
-        """Have the file; ConfigError if it cannot be had."""
+        """Open the file; ConfigError if that fails."""
         if self.path is not None and self._descriptor < 0:
             self._descriptor = _open(self.path)
 
@@ -51,46 +51,46 @@ class ReporterLock:
         if self.path is None:
             return True
         self.open()
-        return self._lock(_PRESENT, fcntl.F_RDLCK)
+        return self._lock(_PRESENCE_BYTE, fcntl.F_RDLCK)
 
     def take(self) -> bool:
-        """Be the one that reports; False while another is."""
+        """Become the reporter; False while another worker is."""
         if not self.is_held and self.path is None:
             self.is_held = True
-        elif not self.is_held and self._lock(_REPORTS, fcntl.F_WRLCK):
+        elif not self.is_held and self._lock(_REPORTER_BYTE, fcntl.F_WRLCK):
             self.is_held = True
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
         return self.is_held
 
-    def is_last(self) -> bool:
-        """Whether nobody else is present; if so we report, and nobody can enter until `drop`.
+    def take_if_last(self) -> bool:
+        """Become the reporter if no other worker is present; none can enter then until `release`.
 
-        Two who close at the same time both come here, and one of them is the last: who sees
-        another gives the right to report away before he looks again, and who goes looks for it
-        after he has gone.
+        Of two workers that close at the same time one is the last: a worker that sees another
+        gives up the reporter's byte before it looks again, and one that leaves tries for that byte
+        after it has given up its presence.
         """
         if self.path is None:
             return True
         if self._descriptor < 0:
             return False
-        self._lock(_PRESENT, fcntl.F_UNLCK)
+        self._lock(_PRESENCE_BYTE, fcntl.F_UNLCK)
         for _ in range(2):
-            if self.take() and self._lock(_PRESENT, fcntl.F_WRLCK):
+            if self.take() and self._lock(_PRESENCE_BYTE, fcntl.F_WRLCK):
                 return True
-            self._lock(_REPORTS, fcntl.F_UNLCK)
+            self._lock(_REPORTER_BYTE, fcntl.F_UNLCK)
             self.is_held = False
         return False
 
-    def drop(self) -> None:
-        """Be gone."""
+    def release(self) -> None:
+        """Release all locks."""
         self.is_held = False
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
-    def reporter(self) -> int | None:
-        """The process that reports, or reported last; None if it is not known."""
+    def reporter_pid(self) -> int | None:
+        """The process id of the reporter, or of the last one; None if it is not known."""
         if self.path is None:
             return os.getpid() if self.is_held else None
         with contextlib.suppress(OSError, ValueError):
@@ -109,17 +109,17 @@ class ReporterLock:
 
 
 def _open(path: Path) -> int:
-    """The file, made where there is none. What another user has put there is not ours to trust."""
+    """Open the file, created if there is none. One of another user is not trusted."""
     options = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         descriptor = os.open(path, options, 0o600)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be opened: {error.strerror}") from error
+        raise ConfigError(f"cannot open lock file {path}: {error.strerror}") from error
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         os.close(descriptor)
         raise ConfigError(
-            f"{path} belongs to user {found.st_uid} or is no regular file; "
-            f"expected a file of user {os.geteuid()}"
+            f"invalid lock file {path}: expected a regular file of user {os.geteuid()}, "
+            f"got mode {found.st_mode:o} and user {found.st_uid}"
         )
     return descriptor

@@ -1,22 +1,28 @@
-"""How an end node stands, for the one on call: what `Node.status()` tells, and as Prometheus text.
+"""The status of an end node, as `Node.status()` returns it and as Prometheus text.
 
-Times are seconds. A worker that does not report knows what stands in the shared memory: the slot,
-the leader's epoch, and what its users have in hand. Connections, and for how long the quota has
-been fresh or not, are known where the centrals are talked to, and are empty elsewhere.
+Times are seconds. A worker that does not report knows what is in the shared memory: the slot, the
+leader's epoch, and the states of its users. Connections, and for how long the quota has been fresh
+or not, are known to the reporter only, and are empty elsewhere.
 """
 
 from dataclasses import dataclass, field
 
 from sluicegate.quota.node.core._scan import count_states
-from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.core._user_table import UserTable
 
-__all__ = ["CentralStanding", "EndNodeStatus", "QuotaStanding", "of_memory", "prometheus_text"]
+__all__ = [
+    "ConnectionStatus",
+    "EndNodeStatus",
+    "QuotaFreshness",
+    "prometheus_text",
+    "status_from_memory",
+]
 
 _Rows = list[tuple[dict[str, str], float]]  # labels and a value
 
 
 @dataclass(slots=True)
-class CentralStanding:
+class ConnectionStatus:
     """The connection to one central. All counts are since this worker began to report."""
 
     central: str
@@ -30,12 +36,12 @@ class CentralStanding:
     bytes_sent: int = 0
     bytes_received: int = 0
 
-    def connected(self, now: float) -> None:
+    def mark_connected(self, now: float) -> None:
         self.connected_at = now
         self.connections += 1
         self.acknowledged = 0
 
-    def failed(self, problem: str) -> None:
+    def mark_failed(self, problem: str) -> None:
         self.connected_at = None
         self.failures += 1
         self.last_error = problem
@@ -46,7 +52,7 @@ class CentralStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaStanding:
+class QuotaFreshness:
     """How fresh the quota is: none, fresh, reused or safe, for how long, and in all so far."""
 
     state: str
@@ -62,7 +68,7 @@ class EndNodeStatus:
     is_started: bool
     is_reporting: bool  # this worker is the one of its host that talks to the centrals
     reporter_pid: int | None  # the process that is, or was the last to be
-    quota: QuotaStanding | None = None
+    quota: QuotaFreshness | None = None
     slot: int | None = None
     epoch: int = -1
     leader: str | None = None
@@ -71,23 +77,23 @@ class EndNodeStatus:
     users: dict[str, dict[str, int]] = field(default_factory=dict)  # service, state: how many
     unlimited: tuple[str, ...] = ()  # services that the leader has no limits for
     unacknowledged: dict[str, int] = field(default_factory=dict)  # lines, by central
-    centrals: tuple[CentralStanding, ...] = ()
+    centrals: tuple[ConnectionStatus, ...] = ()
 
 
-def of_memory(
-    host: Host, now: float, *, is_started: bool, reporter_pid: int | None
+def status_from_memory(
+    user_table: UserTable, now: float, *, is_started: bool, reporter_pid: int | None
 ) -> EndNodeStatus:
-    """What every process of a host can tell."""
-    told = host.head.base()
+    """What every process of a host knows."""
+    published = user_table.header.last_published()
     return EndNodeStatus(
-        host.node_id,
+        user_table.node_id,
         is_started=is_started,
         is_reporting=False,
         reporter_pid=reporter_pid,
-        slot=host.window(now)[0],
-        epoch=told["epoch"],
-        nodes=told["nodes"],
-        users=count_states(host, now),
+        slot=user_table.window(now)[0],
+        epoch=published["epoch"],
+        nodes=published["nodes"],
+        users=count_states(user_table, now),
     )
 
 
@@ -118,19 +124,19 @@ def prometheus_text(status: EndNodeStatus) -> str:
         family(
             "quota_state",
             "gauge",
-            "1 for the state that the quota is in",
+            "1 for the current state of the quota",
             [(me | {"state": state}, float(state == quota.state)) for state in states],
         )
         family(
             "quota_state_seconds_total",
             "counter",
-            "Time that the quota was in each state",
+            "Time the quota spent in each state",
             [(me | {"state": state}, seconds) for state, seconds in states.items()],
         )
     family(
         "leader_epoch",
         "gauge",
-        "Epoch of the leader that is followed, -1 without one",
+        "Epoch of the current leader, -1 if there is none",
         [(me, float(status.epoch))],
     )
     if status.quota_age is not None:
@@ -143,7 +149,7 @@ def prometheus_text(status: EndNodeStatus) -> str:
     family(
         "users",
         "gauge",
-        "Users that are known, by what they have in hand",
+        "Known users, by the state of their quota",
         [
             (me | {"service": service, "state": state}, float(count))
             for service, states in status.users.items()
@@ -153,16 +159,16 @@ def prometheus_text(status: EndNodeStatus) -> str:
     family(
         "service_unlimited",
         "gauge",
-        "1 for a service that the leader has no limits for",
+        "1 for a service without limits at the leader",
         [(me | {"service": service}, 1.0) for service in status.unlimited],
     )
     family(
         "unacknowledged_lines",
         "gauge",
-        "Totals that a central has still to book",
+        "Report lines that a central has not acknowledged",
         [(me | {"central": central}, float(n)) for central, n in status.unacknowledged.items()],
     )
-    for name, kind, help_text in _OF_CENTRALS:
+    for name, kind, help_text in _CONNECTION_METRICS:
         family(
             name,
             kind,
@@ -175,17 +181,19 @@ def prometheus_text(status: EndNodeStatus) -> str:
     return "\n".join(lines) + "\n"
 
 
-_OF_CENTRALS = (
+_CONNECTION_METRICS = (
     ("connected", "gauge", "1 while the central is connected"),
-    ("connections_total", "counter", "Connections that were made"),
-    ("failures_total", "counter", "Tries that failed and connections that ended"),
-    ("frames_sent_total", "counter", "Reports and asks that went out"),
-    ("frames_received_total", "counter", "Acknowledgements and quotas that came in"),
-    ("bytes_sent_total", "counter", "Bytes in frames that went out"),
-    ("bytes_received_total", "counter", "Bytes in frames that came in"),
+    ("connections_total", "counter", "Connections established"),
+    ("failures_total", "counter", "Failed connection attempts and closed connections"),
+    ("frames_sent_total", "counter", "Reports and asks sent"),
+    ("frames_received_total", "counter", "Acknowledgements and quotas received"),
+    ("bytes_sent_total", "counter", "Bytes of frames sent"),
+    ("bytes_received_total", "counter", "Bytes of frames received"),
 )
 _ATTRIBUTES = {"connected": "is_connected"} | {
-    name: name.removesuffix("_total") for name, _, _ in _OF_CENTRALS if name.endswith("_total")
+    name: name.removesuffix("_total")
+    for name, _, _ in _CONNECTION_METRICS
+    if name.endswith("_total")
 }
 
 

@@ -1,4 +1,4 @@
-"""The table of cases that every end node keeps to, run by the Python one.
+"""Runs cases.json, the conformance table of all end nodes, against `NodeState`.
 
 How to read the table is said in docs/node.md. A node in another language has a runner like this.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota, Share
 from sluicegate.quota.node.core.state import NodeState
-from sluicegate.quota.stable_hash import fraction
+from sluicegate.quota.stable_hash import hash_fraction
 
 _CASES = json.loads(Path(__file__).with_name("cases.json").read_text())["cases"]
 
@@ -91,7 +91,7 @@ def _do(node: NodeState, step: dict[str, Any]) -> Any:
         case "state":
             return node.state(now, *whom)
         case "fraction":
-            return pytest.approx(fraction(*step["names"]))
+            return pytest.approx(hash_fraction(*step["names"]))
         case other:
             raise AssertionError(f"no such step: {other!r}")
 

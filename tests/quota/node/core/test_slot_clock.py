@@ -1,4 +1,4 @@
-"""The leader's slots as a node sees them. Each story is a list of samples and what is asked."""
+"""`SlotClock`: the leader's slots as a node estimates them from samples."""
 
 import random
 
@@ -13,10 +13,10 @@ def _clock(wall: float = 1000.0, slot_seconds: float = 1.0) -> SlotClock:
 
 def test_the_wall_clock_tells_the_slot_until_a_leader_does() -> None:
     clock = _clock(wall=1000.5)
-    assert not clock.is_told
+    assert not clock.has_leader_time
     assert [clock.slot(now) for now in (0.0, 0.49, 0.5, 1.5)] == [1000, 1000, 1001, 1002]
     clock.sample(1, sent=1.5, time=50.0, received=1.5)
-    assert clock.is_told
+    assert clock.has_leader_time
     assert clock.slot(1.5) == 50
 
 

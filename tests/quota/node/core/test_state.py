@@ -1,4 +1,4 @@
-"""What must always hold of a node, beside the table of cases in cases.json."""
+"""Properties and examples of `NodeState`, beside the conformance table cases.json."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The memory that all processes of a host share: what they do together, and who dies when."""
+"""`UserTable`: several processes that count together, are killed, and report in turn."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ import pytest
 from sluicegate import ConfigError, ManualClock, Throttled
 from sluicegate.quota import Entry, Ledger
 from sluicegate.quota.messages import Ack, Quota, Report, ServiceQuota, Share
-from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.core._user_table import UserTable
 from sluicegate.quota.node.core.reporter import Reporter
 from tests.harness.children import Children
 from tests.harness.waits import PATIENCE, Output, wait_for
@@ -31,8 +31,8 @@ def shared(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def host(shared: str) -> Iterator[Host]:
-    made = Host("n1", ["front"], shared=shared, clock=ManualClock(1000.0))
+def table(shared: str) -> Iterator[UserTable]:
+    made = UserTable("n1", ["front"], shared=shared, clock=ManualClock(1000.0))
     yield made
     made.close()
 
@@ -64,18 +64,18 @@ def _ack(report: Report, time: float, sequence: int | None = None) -> Ack:
 # Three processes that begin at the same time, when a line is read.
 _TAKE_ALL = r"""
 import os, sys
-from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.core._user_table import UserTable
 
 def work(number):
     shared, rate, slot_seconds = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-    host = Host("n1", shared=shared, fallback={"requests": rate}, slot_seconds=slot_seconds)
+    table = UserTable("n1", shared=shared, fallback={"requests": rate}, slot_seconds=slot_seconds)
     os.write(1, f"ready {number}\n".encode())  # in one piece: others write there, too
     os.read(begin, 1)
     passed = 0
     for _ in range(20_000):
-        if host.allows("front", "ann", {"requests": 1.0}):
+        if table.allows("front", "ann", {"requests": 1.0}):
             passed += 1
-            host.consume("front", "ann", {"requests": 1.0})
+            table.consume("front", "ann", {"requests": 1.0})
     os.write(1, f"passed {number} {passed}\n".encode())
 
 begin, end = os.pipe()
@@ -107,20 +107,20 @@ def test_processes_have_one_share_together(shared: str) -> None:
 # For each path that it reads it forks a worker, which counts and notes there how far it is.
 _COUNT = """
 import os, sys
-from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.core._user_table import UserTable
 
 forker = os.getpid()
 
 def work(path):
     shared, slot_seconds = sys.argv[1], float(sys.argv[2])
-    host = Host("n1", shared=shared, fallback={"requests": 1.0}, slot_seconds=slot_seconds)
+    table = UserTable("n1", shared=shared, fallback={"requests": 1.0}, slot_seconds=slot_seconds)
     note = os.open(path, os.O_WRONLY | os.O_CREAT)
     users = [f"user-{number}" for number in range(20)]
     done = 0
     while os.getppid() == forker:
         for user in users:
-            host.allows("front", user, {"requests": 1.0})
-            host.consume("front", user, {"requests": 1.0})
+            table.allows("front", user, {"requests": 1.0})
+            table.consume("front", user, {"requests": 1.0})
             done += 1
         os.pwrite(note, b"%20d" % done, 0)
 
@@ -156,11 +156,11 @@ def test_a_process_that_is_killed_at_any_instruction_loses_its_last_call_at_most
             os.kill(worker, signal.SIGKILL)
             output.wait_for(f"ended {noted}")
             counted += int(noted.read_bytes())
-    host = Host("n1", ["front"], shared=shared, fallback={"requests": 1.0}, slot_seconds=LONG)
-    [(_, report)] = Reporter(host, ["c1"]).leave(host.now())
+    table = UserTable("n1", ["front"], shared=shared, fallback={"requests": 1.0}, slot_seconds=LONG)
+    [(_, report)] = Reporter(table, ["c1"]).leave(table.now())
     total = sum(lines["requests"].consumed for lines in report.lines["front"].values())
     held = sum(lines["requests"].held for lines in report.lines["front"].values())
-    host.close()
+    table.close()
     # What was done since the last note is not counted here: up to one round of the users.
     assert counted <= total <= counted + kills * 20
     assert 0 <= held <= kills
@@ -168,17 +168,17 @@ def test_a_process_that_is_killed_at_any_instruction_loses_its_last_call_at_most
 
 def test_a_child_that_was_forked_counts_with_its_parent(shared: str, children: Children) -> None:
     fallback = {"requests": IN_A_SLOT / LONG}
-    host = Host("n1", ["front"], shared=shared, fallback=fallback, slot_seconds=LONG)
-    assert host.allows("front", "ann", {"requests": 1.0})
+    table = UserTable("n1", ["front"], shared=shared, fallback=fallback, slot_seconds=LONG)
+    assert table.allows("front", "ann", {"requests": 1.0})
 
     def count() -> None:
-        assert all(host.allows("front", "ann", {"requests": 1.0}) for _ in range(17_000))
+        assert all(table.allows("front", "ann", {"requests": 1.0}) for _ in range(17_000))
 
     children.start(count)
     children.join()
-    passed = sum(host.allows("front", "ann", {"requests": 1.0}) for _ in range(20_000))
+    passed = sum(table.allows("front", "ann", {"requests": 1.0}) for _ in range(20_000))
     assert passed == IN_A_SLOT - 17_001
-    host.close()
+    table.close()
 
 
 def test_a_new_reporter_tells_everything_again_and_nothing_is_booked_twice(shared: str) -> None:
@@ -187,12 +187,12 @@ def test_a_new_reporter_tells_everything_again_and_nothing_is_booked_twice(share
     told = 0.0
     sequences = []
     for life in range(4):
-        host = Host("n1", ["front"], shared=shared, clock=clock)
-        reporter = Reporter(host, ["c1"])
+        table = UserTable("n1", ["front"], shared=shared, clock=clock)
+        reporter = Reporter(table, ["c1"])
         for _ in range(3):
             now = clock.now()
-            if host.allows("front", "ann", {"requests": 2.0}):
-                host.consume("front", "ann", {"requests": 2.0})
+            if table.allows("front", "ann", {"requests": 2.0}):
+                table.consume("front", "ann", {"requests": 2.0})
                 told += 2.0
             clock.advance(1.0)
             now = clock.now()
@@ -202,7 +202,7 @@ def test_a_new_reporter_tells_everything_again_and_nothing_is_booked_twice(share
                     ledger.book(int(now), report)
                     if life != 2:  # in one life no acknowledgement ever arrives
                         reporter.receive(now + 0.3, "c1", _ack(report, now + 0.3))
-        host.close()
+        table.close()
     assert told >= 8.0
     assert ledger.recorded("front", "ann", "requests") == told
     assert sequences == sorted(set(sequences))
@@ -211,33 +211,33 @@ def test_a_new_reporter_tells_everything_again_and_nothing_is_booked_twice(share
 def test_a_central_that_has_forgotten_a_user_books_only_what_no_leader_knew(shared: str) -> None:
     """What was settled is kept in the memory, for a reporter that comes later."""
     clock = ManualClock(1000.0)
-    host = Host("n1", ["front"], shared=shared, clock=clock)
-    reporter = Reporter(host, ["c1"])
-    host.consume("front", "ann", {"requests": 5.0})
+    table = UserTable("n1", ["front"], shared=shared, clock=clock)
+    reporter = Reporter(table, ["c1"])
+    table.consume("front", "ann", {"requests": 5.0})
     for _ in range(3):
         clock.advance(1.0)
         for _, report in reporter.outgoing(clock.now() + 0.2):
             assert isinstance(report, Report)
             reporter.receive(clock.now() + 0.3, "c1", _ack(report, clock.now() + 0.3))
-    host.consume("front", "ann", {"requests": 2.0})
+    table.consume("front", "ann", {"requests": 2.0})
     clock.advance(1.0)
-    [(_, report)] = Reporter(host, ["c1"]).outgoing(clock.now() + 0.2)
+    [(_, report)] = Reporter(table, ["c1"]).outgoing(clock.now() + 0.2)
     assert isinstance(report, Report)
     assert report.since == 0
     line = report.lines["front"]["ann"]["requests"]
     assert (line.consumed, line.settled) == (7.0, 5.0)
-    host.close()
+    table.close()
 
 
 def test_what_does_not_fit_into_a_report_is_told_by_the_next(shared: str) -> None:
     """And an acknowledgement does not stand for what was left out."""
     clock = ManualClock(1000.0)
-    host = Host("n1", ["front"], shared=shared, clock=clock)
+    table = UserTable("n1", ["front"], shared=shared, clock=clock)
     ledger = Ledger([Entry("front", "*", rates={"a": 1e9}, burst_seconds=1.0)])
-    reporter = Reporter(host, ["c1"])
+    reporter = Reporter(table, ["c1"])
     amounts = dict.fromkeys("abcdefg", 1.0)
     for number in range(15_000):
-        host.consume("front", f"user-{number}", amounts)
+        table.consume("front", f"user-{number}", amounts)
     sizes = []
     for _ in range(5):
         clock.advance(1.0)
@@ -252,31 +252,31 @@ def test_what_does_not_fit_into_a_report_is_told_by_the_next(shared: str) -> Non
     assert sizes[3:] == [0, 0]
     for number in (0, 7_000, 14_999):
         assert ledger.recorded("front", f"user-{number}", "g") == 1.0
-    host.close()
+    table.close()
 
 
-def test_windows_go_on_when_nobody_reports(host: Host) -> None:
-    clock = host.clock
+def test_windows_go_on_when_nobody_reports(table: UserTable) -> None:
+    clock = table.clock
     assert isinstance(clock, ManualClock)
-    reporter = Reporter(host, ["c1"])
+    reporter = Reporter(table, ["c1"])
     shares = {"ann": {"requests": Share(3.0, 1.0)}}
     reporter.receive(1000.0, "c1", _quota(1000, shares, {"requests": 1.0}, 1000.0))
     passed = []
     for _ in range(9):
-        passed.append(sum(host.allows("front", "ann", {"requests": 1.0}) for _ in range(10)))
+        passed.append(sum(table.allows("front", "ann", {"requests": 1.0}) for _ in range(10)))
         for _ in range(passed[-1]):
-            host.consume("front", "ann", {"requests": 1.0})
+            table.consume("front", "ann", {"requests": 1.0})
         clock.advance(1.0)
     # Fresh, three times reused, then the safe share.
     assert passed == [3, 3, 3, 3, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("user", ["a/b", "ä", "~3", "x" * 160, "x" * 500, "ü" * 300, "a\0b"])
-def test_any_name_is_one_user(host: Host, user: str) -> None:
-    host.consume("front", user, {"requests": 2.0})
-    host.consume("front", user[:-1] + "?", {"requests": 3.0})
-    host.clock.advance(1.0)  # type: ignore[attr-defined]
-    [(_, report)] = Reporter(host, ["c1"]).outgoing(host.now())
+def test_any_name_is_one_user(table: UserTable, user: str) -> None:
+    table.consume("front", user, {"requests": 2.0})
+    table.consume("front", user[:-1] + "?", {"requests": 3.0})
+    table.clock.advance(1.0)  # type: ignore[attr-defined]
+    [(_, report)] = Reporter(table, ["c1"]).outgoing(table.now())
     assert isinstance(report, Report)
     told = report.lines["front"]
     assert sorted(lines["requests"].consumed for lines in told.values()) == [2.0, 3.0]
@@ -285,63 +285,63 @@ def test_any_name_is_one_user(host: Host, user: str) -> None:
     assert all(len(name.encode()) <= 160 for name in told)
 
 
-def test_of_too_many_resources_those_that_fit_are_counted(host: Host) -> None:
+def test_of_too_many_resources_those_that_fit_are_counted(table: UserTable) -> None:
     shares = {"ann": {"resource-0": Share(5.0, 1.0)}}
     quota = _quota(1000, shares, {"requests": 1.0}, 1000.0)
-    Reporter(host, ["c1"]).receive(1000.0, "c1", quota)
+    Reporter(table, ["c1"]).receive(1000.0, "c1", quota)
     for number in range(7):
-        host.consume("front", "ann", {f"resource-{number}": 1.0})
-    with pytest.raises(ValueError, match="at most 8 resources on a node.* 'ann' .* 'one-more' was"):
-        host.consume("front", "ann", {"requests": 1.0, "one-more": 1.0})
-    host.consume("front", "bob", {"one-more": 1.0})
-    host.clock.advance(1.0)  # type: ignore[attr-defined]
-    [(_, report)] = Reporter(host, ["c1"]).outgoing(host.now())
+        table.consume("front", "ann", {f"resource-{number}": 1.0})
+    with pytest.raises(ValueError, match="at most 8 on a node, and user 'ann' .* 'one-more' of"):
+        table.consume("front", "ann", {"requests": 1.0, "one-more": 1.0})
+    table.consume("front", "bob", {"one-more": 1.0})
+    table.clock.advance(1.0)  # type: ignore[attr-defined]
+    [(_, report)] = Reporter(table, ["c1"]).outgoing(table.now())
     assert isinstance(report, Report)
     assert len(report.lines["front"]["ann"]) == 8
     assert report.lines["front"]["ann"]["requests"].consumed == 1.0
 
 
-def test_a_share_that_has_no_place_lets_nothing_pass(host: Host) -> None:
+def test_a_share_that_has_no_place_lets_nothing_pass(table: UserTable) -> None:
     """Never unlimited: he has consumed of eight other resources, and has a limit in a ninth."""
-    reporter = Reporter(host, ["c1"])
+    reporter = Reporter(table, ["c1"])
     reporter.receive(1000.0, "c1", _quota(1000, {}, {"resource-0": 9.0}, 1000.0))
     for number in range(8):
-        host.consume("front", "ann", {f"resource-{number}": 1.0})
+        table.consume("front", "ann", {f"resource-{number}": 1.0})
     shares = {
         "ann": {"ninth": Share(5.0, 1.0)},
         "bob": {f"r{n}": Share(5.0, 1.0) for n in range(8)},
     }
     reporter.receive(1000.1, "c1", _quota(1000, shares, {"ninth": 1.0}, 1000.1))
-    assert not host.allows("front", "ann", {"ninth": 1.0})
+    assert not table.allows("front", "ann", {"ninth": 1.0})
     for number in range(8):
-        passed = sum(host.allows("front", "bob", {f"r{number}": 1.0}) for _ in range(9))
+        passed = sum(table.allows("front", "bob", {f"r{number}": 1.0}) for _ in range(9))
         assert passed == 5
 
 
-def test_a_quota_of_many_services_is_taken_for_those_that_are_served_here(host: Host) -> None:
-    reporter = Reporter(host, ["c1"])
+def test_a_quota_of_many_services_is_taken_for_those_that_are_served_here(table: UserTable) -> None:
+    reporter = Reporter(table, ["c1"])
     newcomers = {"requests": 2.0}
     services = {f"service-{n}": ServiceQuota({}, newcomers) for n in range(1000)}
     services["front"] = ServiceQuota({"ann": {"requests": Share(3.0, 1.0)}}, newcomers)
     quota = Quota("c1", 1, 1, 1000, 1000.0, 1, True, services)
     reporter.receive(1000.0, "c1", quota)
-    assert sum(host.allows("front", "ann", {"requests": 1.0}) for _ in range(9)) == 3
-    assert sum(host.allows("front", "bob", {"requests": 1.0}) for _ in range(9)) == 2
+    assert sum(table.allows("front", "ann", {"requests": 1.0}) for _ in range(9)) == 3
+    assert sum(table.allows("front", "bob", {"requests": 1.0}) for _ in range(9)) == 2
 
 
 def test_a_central_that_never_answers_does_not_hold_up_the_others(shared: str) -> None:
     clock = ManualClock(1000.0)
-    host = Host("n1", ["front"], shared=shared, clock=clock)
-    reporter = Reporter(host, ["live", "dead"])
+    table = UserTable("n1", ["front"], shared=shared, clock=clock)
+    reporter = Reporter(table, ["live", "dead"])
     amounts = dict.fromkeys("abc", 1.0)
     for number in range(17_000):
-        host.consume("front", f"user-{number}", amounts)
+        table.consume("front", f"user-{number}", amounts)
     told = []
     for _ in range(40):
         clock.advance(1.0)
         now = clock.now()
         for number in range(10):
-            host.consume("front", f"user-{number}", amounts)
+            table.consume("front", f"user-{number}", amounts)
         reports = dict(reporter.outgoing(now + 0.2))
         live = reports["live"]
         assert isinstance(live, Report)
@@ -349,95 +349,99 @@ def test_a_central_that_never_answers_does_not_hold_up_the_others(shared: str) -
         reporter.receive(now + 0.3, "live", _ack(live, now + 0.3)._replace(central="live"))
     assert sum(told) >= 17_000 * 3
     assert told[15:] == [30] * 25
-    host.close()
+    table.close()
 
 
 @pytest.mark.parametrize("user", ["~bob", "~", "~5000", "~3"])
-def test_a_name_with_a_tilde_is_a_name(host: Host, user: str) -> None:
-    reporter = Reporter(host, ["c1"])
+def test_a_name_with_a_tilde_is_a_name(table: UserTable, user: str) -> None:
+    reporter = Reporter(table, ["c1"])
     reporter.receive(1000.0, "c1", _quota(1000, {user: {}}, {"requests": 1.0}, 1000.0))
-    assert all(host.allows("front", user, {"requests": 1.0}) for _ in range(100))
+    assert all(table.allows("front", user, {"requests": 1.0}) for _ in range(100))
 
 
 def test_without_memory_nobody_new_passes_and_nothing_is_raised(tmp_path: Path) -> None:
-    host = Host("n1", shared=str(tmp_path / "memory"), max_users=10, fallback={"requests": 1.0})
+    table = UserTable(
+        "n1", shared=str(tmp_path / "memory"), max_users=10, fallback={"requests": 1.0}
+    )
     for service in range(64):
         for number in range(40):
-            host.allows(f"service-{service}", f"~{number}x", {"requests": 1.0})
-    assert len(host) <= 10 + 64 * 256
-    host.close()
+            table.allows(f"service-{service}", f"~{number}x", {"requests": 1.0})
+    assert len(table) <= 10 + 64 * 256
+    table.close()
 
 
 def test_the_memory_of_another_node_or_slot_is_not_taken_for_ours(shared: str) -> None:
-    first = Host("n1", shared=shared)
+    first = UserTable("n1", shared=shared)
     first.consume("front", "ann", {"requests": 1.0})
-    boot = first.head.boot
-    with pytest.raises(ConfigError, match="holds node 'n1' with slots of 1 s, and node 'n2' with"):
-        Host("n2", shared=shared)
-    with pytest.raises(ConfigError, match="slots of 1 s, and node 'n1' with slots of 0.5 s was"):
-        Host("n1", shared=shared, slot_seconds=0.5)
+    boot = first.header.boot
+    with pytest.raises(
+        ConfigError, match="belongs to node 'n1' with slots of 1 s, expected node 'n2' with"
+    ):
+        UserTable("n2", shared=shared)
+    with pytest.raises(ConfigError, match="slots of 1 s, expected node 'n1' with slots of 0.5 s"):
+        UserTable("n1", shared=shared, slot_seconds=0.5)
     first.close()
-    again = Host("n1", shared=shared)
-    assert (again.head.boot, len(again)) == (boot, 1)
+    again = UserTable("n1", shared=shared)
+    assert (again.header.boot, len(again)) == (boot, 1)
     again.close()
 
 
 def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "memory-head").write_bytes(b"my diary")
     (tmp_path / "memory-head").chmod(0o600)
-    with pytest.raises(ConfigError, match="no shared memory of sluicegate's"):
-        Host("n1", shared=str(tmp_path / "memory"))
+    with pytest.raises(ConfigError, match="is not a shared memory file of sluicegate"):
+        UserTable("n1", shared=str(tmp_path / "memory"))
     assert (tmp_path / "memory-head").read_bytes() == b"my diary"
 
 
-def test_a_host_that_was_closed_says_so(host: Host, shared: str) -> None:
-    host.close()
+def test_a_closed_table_says_so(table: UserTable, shared: str) -> None:
+    table.close()
     with pytest.raises(ValueError, match="has been closed"):
-        host.allows("front", "ann")
-    assert Host.unlink(shared)
-    assert not Host.unlink(shared)
+        table.allows("front", "ann")
+    assert UserTable.unlink(shared)
+    assert not UserTable.unlink(shared)
 
 
-def test_asks_of_all_processes_reach_the_reporter(host: Host, shared: str) -> None:
-    reporter = Reporter(host, ["c1"])
+def test_asks_of_all_processes_reach_the_reporter(table: UserTable, shared: str) -> None:
+    reporter = Reporter(table, ["c1"])
     reporter.outgoing(1000.0)
     with Path(os.devnull).open() as nothing:
         code = (
             "import sys\nfrom sluicegate import ManualClock\n"
-            "from sluicegate.quota.node.core._user_table import Host\n"
-            'host = Host("n1", shared=sys.argv[1], clock=ManualClock(1000.0))\n'
-            'for number in range(3): host.allows("front", f"user-{number % 2}")\n'
+            "from sluicegate.quota.node.core._user_table import UserTable\n"
+            'table = UserTable("n1", shared=sys.argv[1], clock=ManualClock(1000.0))\n'
+            'for number in range(3): table.allows("front", f"user-{number % 2}")\n'
         )
         command = [sys.executable, "-c", code, shared]
         subprocess.run(command, check=True, stdin=nothing, timeout=PATIENCE)
-    assert host.head.has_asks
+    assert table.header.has_asks
     [(_, ask)] = reporter.outgoing(1000.1)
     assert ask.users == {"front": ["user-0", "user-1"]}  # type: ignore[union-attr]
-    assert not host.head.has_asks
+    assert not table.header.has_asks
 
 
-def test_more_asks_than_there_is_room_for_are_made_again_later(host: Host) -> None:
-    reporter = Reporter(host, ["c1"])
+def test_more_asks_than_there_is_room_for_are_made_again_later(table: UserTable) -> None:
+    reporter = Reporter(table, ["c1"])
     reporter.outgoing(1000.0)
     for number in range(2000):
-        host.allows("front", f"user-{number}")
+        table.allows("front", f"user-{number}")
     [(_, ask)] = reporter.outgoing(1000.1)
     assert len(ask.users["front"]) == 512  # type: ignore[union-attr]
 
 
-def test_requests_that_die_are_given_back_also_while_others_go_on(host: Host) -> None:
+def test_requests_that_die_are_given_back_also_while_others_go_on(table: UserTable) -> None:
     """One request in ten is never settled: what is held must not grow for ever."""
-    clock = host.clock
+    clock = table.clock
     assert isinstance(clock, ManualClock)
-    reporter = Reporter(host, ["c1"])
+    reporter = Reporter(table, ["c1"])
     held = 0.0
     for slot in range(1000, 1400):
         shares = {"ann": {"requests": Share(100.0, 1.0)}}
         reporter.receive(clock.now(), "c1", _quota(slot, shares, {"requests": 1.0}, clock.now()))
         for number in range(10):
-            assert host.allows("front", "ann", {"requests": 1.0})
+            assert table.allows("front", "ann", {"requests": 1.0})
             if number:
-                host.consume("front", "ann", {"requests": 1.0})
+                table.consume("front", "ann", {"requests": 1.0})
         clock.advance(1.0)
         for _, report in reporter.outgoing(clock.now() + 0.2):
             assert isinstance(report, Report)
@@ -445,30 +449,30 @@ def test_requests_that_die_are_given_back_also_while_others_go_on(host: Host) ->
     assert 40.0 <= held <= 75.0
 
 
-def test_a_refusal_says_for_how_long(host: Host) -> None:
-    host.clock.advance(0.25)  # type: ignore[attr-defined]
+def test_a_refusal_says_for_how_long(table: UserTable) -> None:
+    table.clock.advance(0.25)  # type: ignore[attr-defined]
     for _ in range(10):
-        host.throttle("front", "ann")
+        table.throttle("front", "ann")
     with pytest.raises(Throttled) as caught:
-        host.throttle("front", "ann")
+        table.throttle("front", "ann")
     assert (caught.value.resource, caught.value.retry_after) == ("requests", 0.75)
 
 
 def test_who_comes_again_when_he_was_told_to_is_let_in(shared: str) -> None:
     """Of the system's clock: the coarse one, which is behind, refuses nobody."""
     fallback = {"requests": 40.0}  # four in a slot
-    host = Host("n1", shared=shared, fallback=fallback, slot_seconds=0.1)
+    table = UserTable("n1", shared=shared, fallback=fallback, slot_seconds=0.1)
     cost = {"requests": 1.0}
     for _ in range(8):
         with pytest.raises(Throttled) as caught:
             while True:
-                host.throttle("front", "ann", cost)
-                host.consume("front", "ann", cost)
+                table.throttle("front", "ann", cost)
+                table.consume("front", "ann", cost)
         assert 0.0 <= caught.value.retry_after <= 0.1
         time.sleep(caught.value.retry_after)
-        assert host.allows("front", "ann", cost)
-        host.consume("front", "ann", cost)
-    host.close()
+        assert table.allows("front", "ann", cost)
+        table.consume("front", "ann", cost)
+    table.close()
 
 
 def test_a_share_flows_through_its_slot(shared: str) -> None:
@@ -477,22 +481,22 @@ def test_a_share_flows_through_its_slot(shared: str) -> None:
     A tenth of it at once and the rest by the time, for one who was refused at the end of the slot
     before. Each answer is compared with the times before and after it, however late it comes.
     """
-    host = Host("n1", ["front"], shared=shared, slot_seconds=0.2, lease=1_000_000)
-    reporter = Reporter(host, ["c1"])
+    table = UserTable("n1", ["front"], shared=shared, slot_seconds=0.2, lease=1_000_000)
+    reporter = Reporter(table, ["c1"])
     shares = {"ann": {"requests": Share(300.0, 1.0)}}
     slot = int(time.time() / 0.2)
-    reporter.receive(host.now(), "c1", _quota(slot, shares, {}, time.time()))
+    reporter.receive(table.now(), "c1", _quota(slot, shares, {}, time.time()))
     taken, refused_at, is_paced = 0, 0.0, False
     paced: dict[int, int] = {}  # refusals, by slot
-    deadline = host.now() + PATIENCE
+    deadline = table.now() + PATIENCE
     while len(paced) < 3:
-        before = host.now()
+        before = table.now()
         assert before < deadline, paced
-        is_allowed = host.allows("front", "ann", {"requests": 1.0})
+        is_allowed = table.allows("front", "ann", {"requests": 1.0})
         if is_allowed:
-            host.consume("front", "ann", {"requests": 1.0})
-        after = host.now()
-        present, _, begin, _ = host.window(after)
+            table.consume("front", "ann", {"requests": 1.0})
+        after = table.now()
+        present, _, begin, _ = table.window(after)
         if present != slot:
             was_late = present == slot + 1 and refused_at >= begin - 0.2 * 0.2
             is_paced = was_late and before >= begin  # else it may be of the slot before
@@ -505,7 +509,7 @@ def test_a_share_flows_through_its_slot(shared: str) -> None:
         elif is_paced:
             assert taken >= min(300.0 * ((before - begin) / 0.2 + 0.1), 300.0) - 0.01
             paced[slot] = paced.get(slot, 0) + 1
-    host.close()
+    table.close()
 
 
 @pytest.mark.parametrize(
@@ -525,13 +529,13 @@ def test_a_share_flows_through_its_slot(shared: str) -> None:
     ],
 )
 def test_amounts_that_make_no_sense_are_refused_and_change_nothing(
-    host: Host, amounts: Any, message: str
+    table: UserTable, amounts: Any, message: str
 ) -> None:
     with pytest.raises((ValueError, TypeError, OverflowError), match=message):
-        host.consume("front", "ann", amounts)
+        table.consume("front", "ann", amounts)
     with pytest.raises((ValueError, TypeError, OverflowError), match=message):
-        host.allows("front", "ann", amounts)
-    assert len(host) == 0
+        table.allows("front", "ann", amounts)
+    assert len(table) == 0
 
 
 def test_a_memory_that_was_outlived_by_another_is_booked_again_when_that_has_gone(
@@ -550,13 +554,13 @@ def test_a_memory_that_was_outlived_by_another_is_booked_again_when_that_has_gon
                 reporter.receive(clock.now() + 0.3, "c1", _ack(report, clock.now() + 0.3))
         return True
 
-    older = Host("n1", ["front"], shared=str(tmp_path / "older"), clock=clock)
+    older = UserTable("n1", ["front"], shared=str(tmp_path / "older"), clock=clock)
     reporter = Reporter(older, ["c1"])
     older.consume("front", "ann", {"requests": 5.0})
     for _ in range(3):
         clock.advance(1.0)
         assert tell(reporter)
-    newer = Host("n1", ["front"], shared=str(tmp_path / "newer"), clock=clock)
+    newer = UserTable("n1", ["front"], shared=str(tmp_path / "newer"), clock=clock)
     newer.consume("front", "ann", {"requests": 7.0})
     clock.advance(1.0)
     assert tell(Reporter(newer, ["c1"]))

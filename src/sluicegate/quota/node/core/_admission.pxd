@@ -1,17 +1,17 @@
 # cython: language_level=3, cdivision=True
-"""A user of a service as he stands in the shared memory of a host, and the rules of docs/node.md.
+"""The record of a user in a host's shared memory, and the admission rules of docs/node.md.
 
-A record is a `User` and up to MOST_CELLS `Cell`s, one for each resource that he consumed or is
-limited in. Everything here is given a record that was copied out of the memory, changes the copy,
-and touches nothing else; whoever calls puts the whole of it back in one step, or looks again.
+A record is a `UserRecord` and up to MAX_CELLS `ResourceCell`s, one for each resource that the user
+consumed or is limited in. The functions here change a copy of a record and touch nothing else; the
+caller writes the whole copy back in one step, or reads the record again.
 
-A *window* is a slot as this host lived it. `Now` is what holds for all users in it, `Terms` what
-a service's newcomers have. Amounts are doubles in the resource's unit, shares are units per slot,
-times are seconds of the host's monotonic clock.
+A *window* is a slot as this host lived it. `WindowInfo` is what holds for all users in it,
+`DefaultShares` the shares of a service's newcomers. Amounts are doubles in the resource's unit,
+shares are units per slot, times are seconds of the host's monotonic clock.
 
-Reservations are not told apart, and memory must not follow the traffic: those of this window are
-one lot (`count`, `held`), those of the windows before another (`old_count`, `old_held`). `consume`
-settles a mean request of the older one first.
+Single reservations are not kept, or memory would grow with the traffic. There are two sums: those
+of this window (`running`, `reserved`) and those of the windows before (`old_running`,
+`old_reserved`). `consume` releases a mean request of the older sum first.
 """
 
 from libc.math cimport floor, pow
@@ -21,29 +21,29 @@ from libc.string cimport memset
 cdef extern from *:
     """
     /* Sums and shares are off by rounding; a request is not refused for less than this part. */
-    #define HG_SLACK 2e-7
-    /* A mean over about eight requests follows a user who changes. */
-    #define HG_MEAN_WEIGHT 0.125
-    /* Who was refused in this last part of a slot has demand all through it, and is paced. */
-    #define HG_LATE 0.2
-    #define HG_HEAD_START 0.1
+    #define SG_SLACK 2e-7
+    /* A mean over about eight requests follows a user whose costs change. */
+    #define SG_MEAN_WEIGHT 0.125
+    /* A user refused in this last part of a slot has demand all through it, and is paced. */
+    #define SG_LATE_PART 0.2
+    #define SG_HEAD_START 0.1
     /* Without a central and without `fallback`: requests per second for each user. */
-    #define HG_FALLBACK_REQUESTS 10.0
-    /* No total is larger: a report could not tell it. */
-    #define HG_LARGEST 1e18
+    #define SG_FALLBACK_REQUESTS 10.0
+    /* Totals are capped here: a report cannot carry a larger one. */
+    #define SG_MAX_TOTAL 1e18
     """
-    const double SLACK "HG_SLACK"
-    const double MEAN_WEIGHT "HG_MEAN_WEIGHT"
-    const double LATE "HG_LATE"
-    const double HEAD_START "HG_HEAD_START"
-    const double FALLBACK_REQUESTS "HG_FALLBACK_REQUESTS"
-    const double LARGEST "HG_LARGEST"
+    const double SLACK "SG_SLACK"
+    const double MEAN_WEIGHT "SG_MEAN_WEIGHT"
+    const double LATE_PART "SG_LATE_PART"
+    const double HEAD_START "SG_HEAD_START"
+    const double FALLBACK_REQUESTS "SG_FALLBACK_REQUESTS"
+    const double MAX_TOTAL "SG_MAX_TOTAL"
 
 cdef enum:
-    MOST_CELLS = 8
-    USER_WORDS = 8   # doubles that a User takes
-    CELL_WORDS = 12  # and a Cell
-    STARTS = 0       # the resource that counts the beginnings of requests; in no report
+    MAX_CELLS = 8
+    USER_WORDS = 8   # doubles of a UserRecord
+    CELL_WORDS = 12  # of a ResourceCell
+    REQUEST_STARTS = 0  # the resource that counts the beginnings of requests; in no report
 
 cdef enum State:
     FALLBACK = 0
@@ -52,34 +52,34 @@ cdef enum State:
     SAFE = 3
     NEWCOMER = 4
     FREE = 5
-    STATES = 6       # so many
+    STATE_COUNT = 6
 
-cdef struct User:
-    uint32_t window          # in which he was last looked at
-    uint32_t changed         # in which his totals or reservations last changed
-    uint32_t generation      # of what is in hand, when his shares were looked up
-    uint32_t asked           # the window in which he was last introduced to the leader
-    int64_t[2] quota_slot    # the slots of the two quotas in his cells; -1: none
-    uint64_t free_version    # of the limits under which he is free
+cdef struct UserRecord:
+    uint32_t window          # in which the record was last refreshed
+    uint32_t changed_window  # in which its totals or reservations last changed
+    uint32_t generation      # of the header, when the shares were looked up
+    uint32_t asked_window    # in which it was last introduced to the leader
+    int64_t[2] quota_slot    # the slots of the two quotas in the cells; -1: none
+    uint64_t free_version    # of the limits under which the user is free
     double refused_at
-    float count              # running requests that began in this window
-    float old_count          # and before it
+    float running            # running requests that began in this window
+    float old_running        # and before it
     uint8_t state
     uint8_t is_paced
     uint8_t was_idle         # no request in the window before
     uint8_t was_refused      # in this window
-    uint8_t lot_is_credit    # what `count` has reserved was taken from credit
-    uint8_t lacks_cell       # he has a share of a resource that there is no cell for: he gets nothing
+    uint8_t reserved_from_credit  # the reservations of `running` were taken from credit
+    uint8_t lacks_cell       # a share has no cell: no request may pass
     uint8_t[2] _unused
 
-cdef struct Cell:
+cdef struct ResourceCell:
     double consumed          # since the record was made
-    double before            # the same at the beginning of the window
+    double consumed_before   # the same at the beginning of the window
     double settled           # the part of it that a leader has acknowledged
     double taken             # of this window's share
     double credit
-    double held              # reserved by requests that began in this window
-    double old_held          # and before it
+    double reserved          # reserved by requests that began in this window
+    double old_reserved      # and before it
     uint32_t rejected
     uint32_t requests
     uint32_t rejected_before
@@ -93,52 +93,52 @@ cdef struct Cell:
     uint8_t has_credit
     uint8_t is_limited       # by what holds now
 
-cdef struct Terms:
-    # What newcomers of a service have, or what the node gives when nobody has told anything.
+cdef struct DefaultShares:
+    # The shares of a service's newcomers, or the node's fallback while no central has sent any.
     int count
     int _unused
-    uint8_t[MOST_CELLS] resource
-    double[MOST_CELLS] share
+    uint8_t[MAX_CELLS] resource
+    double[MAX_CELLS] share
 
-cdef struct Now:
+cdef struct WindowInfo:
     double time
-    bint is_rough            # the time is of the coarse clock: some milliseconds behind
+    bint is_coarse           # the time is of the coarse clock: some milliseconds behind
     double begin             # of the window
     double end
     double slot_seconds
-    double start             # the user's fraction, in [0, 1); below 0: not known
+    double user_fraction     # the user's hash fraction, in [0, 1); below 0: not known
     int64_t slot
-    int64_t held             # windows for which the slot has been the same
-    int64_t whole            # the slot of the newest whole Quota up to this one; -1: none
+    int64_t frozen_windows   # windows for which the slot has been the same
+    int64_t whole_slot       # the slot of the newest whole Quota up to this one; -1: none
     int64_t lease
     uint64_t version
-    uint32_t window
+    uint32_t number          # of the window
     uint32_t generation
     uint32_t reservation_windows
-    bint is_told             # the terms are what newcomers have; else the node's fallback
-    Terms terms              # set where they are asked for
+    bint has_defaults        # the central has sent newcomers' shares; else the node's fallback applies
+    DefaultShares defaults   # filled in by `read_defaults`
 
 cdef struct Costs:
-    # What a caller expects or reports: so many resources.
+    # What a caller expects or reports: amounts of `count` resources.
     int count
     uint8_t[64] resource
     double[64] amount
 
 
-cdef inline bint is_credit(int state) noexcept nogil:
+cdef inline bint uses_credit(int state) noexcept nogil:
     return state == SAFE or state == NEWCOMER or state == FALLBACK
 
 
-cdef inline bint is_holding(User *user) noexcept nogil:
-    return user.count > 0.0 or user.old_count > 0.0
+cdef inline bint has_running_requests(UserRecord *user) noexcept nogil:
+    return user.running > 0.0 or user.old_running > 0.0
 
 
-cdef inline bint is_free(User *user, Now *now) noexcept nogil:
-    """Whether the limits as they stand have none for him."""
-    return user.free_version != 0 and user.free_version == now.version
+cdef inline bint is_free(UserRecord *user, WindowInfo *window) noexcept nogil:
+    """Whether the user has no limit in this version of the limits."""
+    return user.free_version != 0 and user.free_version == window.version
 
 
-cdef inline Cell *cell_of(Cell *cells, int count, int resource) noexcept nogil:
+cdef inline ResourceCell *find_cell(ResourceCell *cells, int count, int resource) noexcept nogil:
     cdef int i
     for i in range(count):
         if cells[i].resource == resource:
@@ -146,110 +146,110 @@ cdef inline Cell *cell_of(Cell *cells, int count, int resource) noexcept nogil:
     return NULL
 
 
-cdef inline Cell *idle_cell(Cell *cells, int count) noexcept nogil:
-    """A cell that nobody would miss: of the beginnings of requests, which are in no report, or one that
-    was a newcomer's and of which nothing was ever consumed."""
+cdef inline ResourceCell *reusable_cell(ResourceCell *cells, int count) noexcept nogil:
+    """A cell that may be overwritten: that of REQUEST_STARTS, which is in no report, or one of a former
+    newcomer without consumption."""
     cdef int i
-    cdef Cell *cell
+    cdef ResourceCell *cell
     for i in range(count):
         cell = &cells[i]
         if not cell.is_limited and (
-            cell.resource == STARTS
+            cell.resource == REQUEST_STARTS
             or (
                 cell.amount[0] < 0.0 and cell.amount[1] < 0.0 and cell.consumed == 0.0 and cell.rejected == 0
-                and cell.requests == 0 and cell.held == 0.0 and cell.old_held == 0.0
+                and cell.requests == 0 and cell.reserved == 0.0 and cell.old_reserved == 0.0
             )
         ):
             return cell
     return NULL
 
 
-cdef inline Cell *add_cell(Cell *cells, int *count, int resource) noexcept nogil:
-    """The cell of a resource, made when there is none; NULL when there are too many."""
-    cdef Cell *cell = cell_of(cells, count[0], resource)
+cdef inline ResourceCell *get_or_add_cell(ResourceCell *cells, int *count, int resource) noexcept nogil:
+    """The cell of a resource, added if there is none; NULL when the record is full."""
+    cdef ResourceCell *cell = find_cell(cells, count[0], resource)
     if cell != NULL:
         return cell
-    if count[0] < MOST_CELLS:
+    if count[0] < MAX_CELLS:
         cell = &cells[count[0]]
         count[0] += 1
     else:
-        cell = idle_cell(cells, count[0])
+        cell = reusable_cell(cells, count[0])
         if cell == NULL:
             return NULL
-    memset(cell, 0, sizeof(Cell))
+    memset(cell, 0, sizeof(ResourceCell))
     cell.resource = <uint8_t> resource
     cell.amount[0] = cell.amount[1] = -1.0
     cell.mean = 1.0
     return cell
 
 
-cdef inline void blank(User *user, Now *now) noexcept nogil:
-    """Somebody who was never here before."""
-    memset(user, 0, sizeof(User))
-    user.window = now.window - 2  # no request in the window before
+cdef inline void init_record(UserRecord *user, WindowInfo *window) noexcept nogil:
+    """The record of a user that was never seen before."""
+    memset(user, 0, sizeof(UserRecord))
+    user.window = window.number - 2  # no request in the window before
     user.quota_slot[0] = user.quota_slot[1] = -1
     user.refused_at = -1e300
     user.was_idle = 1
     user.state = FALLBACK
-    user.generation = now.generation - 1
-    user.changed = now.window
+    user.generation = window.generation - 1
+    user.changed_window = window.number
 
 
-cdef inline int newest_quota(User *user, Now *now) noexcept nogil:
-    """Which of his quotas holds, or -1: the newest up to this slot that no whole Quota voids."""
+cdef inline int current_quota(UserRecord *user, WindowInfo *window) noexcept nogil:
+    """Index of the quota in effect, or -1: the newest up to this slot that no whole Quota voids."""
     cdef int i, best = -1
     for i in range(2):
-        if user.quota_slot[i] >= 0 and now.whole <= user.quota_slot[i] <= now.slot:
+        if user.quota_slot[i] >= 0 and window.whole_slot <= user.quota_slot[i] <= window.slot:
             if best < 0 or user.quota_slot[i] > user.quota_slot[best]:
                 best = i
     return best
 
 
-cdef inline int state_of(User *user, Now *now) noexcept nogil:
-    """What a user has in this slot."""
-    cdef int quota = newest_quota(user, now)
+cdef inline int state_of(UserRecord *user, WindowInfo *window) noexcept nogil:
+    """The state of the user's quota in this slot."""
+    cdef int quota = current_quota(user, window)
     cdef int64_t age
-    if is_free(user, now):
+    if is_free(user, window):
         return FREE
     if quota < 0:
-        return NEWCOMER if now.is_told else FALLBACK
-    age = now.slot + now.held - user.quota_slot[quota]
-    return FRESH if age == 0 else REUSED if age <= now.lease else SAFE
+        return NEWCOMER if window.has_defaults else FALLBACK
+    age = window.slot + window.frozen_windows - user.quota_slot[quota]
+    return FRESH if age == 0 else REUSED if age <= window.lease else SAFE
 
 
-cdef inline void turn_window(User *user, Cell *cells, int count, Now *now) noexcept nogil:
-    cdef uint32_t elapsed = now.window - user.window
-    cdef double kept = 1.0 - 1.0 / max(1.0, <double> now.reservation_windows)
+cdef inline void begin_window(UserRecord *user, ResourceCell *cells, int count, WindowInfo *window) noexcept nogil:
+    cdef uint32_t elapsed = window.number - user.window
+    cdef double kept = 1.0 - 1.0 / max(1.0, <double> window.reservation_windows)
     cdef int i
-    cdef Cell *cell
+    cdef ResourceCell *cell
     user.was_idle = elapsed > 1
     user.was_refused = 0
-    user.is_paced = elapsed == 1 and user.refused_at >= now.begin - LATE * now.slot_seconds
-    user.window = now.window
-    # Requests that died are never settled: others settle theirs in their place, so that with
-    # traffic it is always the newest that seem to run. A part is given back in each window.
-    if elapsed > now.reservation_windows:
-        user.old_count = user.count = 0.0
-    user.old_count = <float> (user.old_count * kept) + user.count
-    user.count = 0.0
-    if user.old_count < 0.01:
-        user.old_count = 0.0
+    user.is_paced = elapsed == 1 and user.refused_at >= window.begin - LATE_PART * window.slot_seconds
+    user.window = window.number
+    # Requests that died are never finished: others finish in their place, so that with traffic it
+    # is always the newest that seem to run. A part is released in each window.
+    if elapsed > window.reservation_windows:
+        user.old_running = user.running = 0.0
+    user.old_running = <float> (user.old_running * kept) + user.running
+    user.running = 0.0
+    if user.old_running < 0.01:
+        user.old_running = 0.0
     for i in range(count):
         cell = &cells[i]
         cell.taken = 0.0
-        cell.before = cell.consumed
+        cell.consumed_before = cell.consumed
         cell.rejected_before = cell.rejected
         cell.requests_before = cell.requests
-        cell.old_held = cell.old_held * kept + cell.held if user.old_count > 0.0 else 0.0
-        cell.held = 0.0
+        cell.old_reserved = cell.old_reserved * kept + cell.reserved if user.old_running > 0.0 else 0.0
+        cell.reserved = 0.0
 
 
-cdef inline bint grow_credit(
-    User *user, Cell *cells, int count, uint32_t slots, bint begins, double start
+cdef inline bint add_credit(
+    UserRecord *user, ResourceCell *cells, int count, uint32_t slots, bint begins, double user_fraction
 ) noexcept nogil:
-    """Add the shares of `slots` slots; see docs/node.md, "Credit". False: `start` must be known first."""
+    """Add the shares of `slots` slots; see docs/node.md, "Credit". False: `user_fraction` must be known first."""
     cdef int i
-    cdef Cell *cell
+    cdef ResourceCell *cell
     cdef double most, left
     for i in range(count):
         cell = &cells[i]
@@ -257,10 +257,10 @@ cdef inline bint grow_credit(
             continue
         most = max(<double> cell.share, <double> cell.mean)
         if not cell.has_credit:
-            if start < 0.0:
+            if user_fraction < 0.0:
                 return False
             cell.has_credit = 1
-            cell.credit = min(start * cell.mean + cell.share, most)
+            cell.credit = min(user_fraction * cell.mean + cell.share, most)
         elif slots:
             left = cell.credit + cell.share * <double> (slots - 1)
             cell.credit = left + cell.share if left < cell.mean else most
@@ -269,24 +269,24 @@ cdef inline bint grow_credit(
     return True
 
 
-cdef inline bint look_up(User *user, Cell *cells, int *count, Now *now) noexcept nogil:
-    """Bring a user to this window and to what is in hand.
+cdef inline bint refresh_record(UserRecord *user, ResourceCell *cells, int *count, WindowInfo *window) noexcept nogil:
+    """Bring a record to this window and to the quotas in effect.
 
-    False: his fraction, `now.start`, must be known for that; the copy is of no use any more.
+    False: `window.user_fraction` must be known for that; the copy is invalid then.
     """
     cdef uint32_t elapsed = 0
-    cdef int i, quota, state = state_of(user, now), before = user.state
-    cdef Cell *cell
-    if now.window > user.window:
-        elapsed = now.window - user.window
-        turn_window(user, cells, count[0], now)
-    user.generation = now.generation
+    cdef int i, quota, state = state_of(user, window), before = user.state
+    cdef ResourceCell *cell
+    if window.number > user.window:
+        elapsed = window.number - user.window
+        begin_window(user, cells, count[0], window)
+    user.generation = window.generation
     for i in range(count[0]):
         cells[i].is_limited = 0
     user.state = <uint8_t> state
     if state == FREE:
         return True
-    quota = newest_quota(user, now)
+    quota = current_quota(user, window)
     if quota >= 0:
         for i in range(count[0]):
             cell = &cells[i]
@@ -295,30 +295,30 @@ cdef inline bint look_up(User *user, Cell *cells, int *count, Now *now) noexcept
                 cell.share = cell.safe if state == SAFE else cell.amount[quota]
     else:
         user.lacks_cell = 0
-        for i in range(now.terms.count):
-            cell = add_cell(cells, count, now.terms.resource[i])
+        for i in range(window.defaults.count):
+            cell = get_or_add_cell(cells, count, window.defaults.resource[i])
             if cell == NULL:
                 user.lacks_cell = 1
             else:
                 cell.is_limited = 1
-                cell.share = <float> now.terms.share[i]
-    if is_credit(state):
-        if not is_credit(before):
+                cell.share = <float> window.defaults.share[i]
+    if uses_credit(state):
+        if not uses_credit(before):
             elapsed = min(elapsed, 1)
-        return grow_credit(user, cells, count[0], elapsed, state != before, now.start)
+        return add_credit(user, cells, count[0], elapsed, state != before, window.user_fraction)
     return True
 
 
-cdef inline double part_by_now(User *user, Now *now) noexcept nogil:
+cdef inline double paced_fraction(UserRecord *user, WindowInfo *window) noexcept nogil:
     """The part of a share that may be taken by now: all of it, unless demand is steady."""
-    if not user.is_paced or is_credit(user.state):
+    if not user.is_paced or uses_credit(user.state):
         return 1.0
-    return (now.time - now.begin) / now.slot_seconds + HEAD_START
+    return (window.time - window.begin) / window.slot_seconds + HEAD_START
 
 
-cdef inline double cost_of(Cell *cell, Costs *expect) noexcept nogil:
+cdef inline double cost_of(ResourceCell *cell, Costs *expect) noexcept nogil:
     cdef int i
-    if cell.resource == STARTS:
+    if cell.resource == REQUEST_STARTS:
         return 1.0
     if expect == NULL:
         return cell.mean
@@ -328,12 +328,12 @@ cdef inline double cost_of(Cell *cell, Costs *expect) noexcept nogil:
     return 0.0
 
 
-cdef inline bint agrees(User *user, Cell *cell, double cost, double part) noexcept nogil:
+cdef inline bint has_room(UserRecord *user, ResourceCell *cell, double cost, double part) noexcept nogil:
     """Whether there is room for a cost above 0."""
     cdef double needed, line, slack
     if cell.share <= 0.0:
         return False
-    if is_credit(user.state):
+    if uses_credit(user.state):
         # A request larger than credit can ever be passes when credit is full.
         needed = min(cost, max(<double> cell.share, <double> cell.mean))
         return cell.credit >= needed - needed * SLACK
@@ -343,35 +343,37 @@ cdef inline bint agrees(User *user, Cell *cell, double cost, double part) noexce
     return cell.taken + cost <= line + slack or cell.taken <= slack
 
 
-cdef inline int first_short(User *user, Cell *cells, int count, Costs *expect, Now *now) noexcept nogil:
+cdef inline int first_short(
+    UserRecord *user, ResourceCell *cells, int count, Costs *expect, WindowInfo *window
+) noexcept nogil:
     """The first cell that a request is short of, or -1."""
-    cdef double part = part_by_now(user, now), cost
+    cdef double part = paced_fraction(user, window), cost
     cdef int i
     if user.lacks_cell and count:
         return 0
     for i in range(count):
         if cells[i].is_limited:
             cost = cost_of(&cells[i], expect)
-            if cost > 0.0 and not agrees(user, &cells[i], cost, part):
+            if cost > 0.0 and not has_room(user, &cells[i], cost, part):
                 return i
     return -1
 
 
-cdef inline void charge(User *user, Cell *cells, int count, Costs *expect) noexcept nogil:
+cdef inline void begin_request(UserRecord *user, ResourceCell *cells, int count, Costs *expect) noexcept nogil:
     """A request begins: take and reserve its cost of each limited resource."""
-    cdef bint credit = is_credit(user.state)
+    cdef bint credit = uses_credit(user.state)
     cdef int i
     cdef double cost
-    cdef Cell *cell
-    if user.count > 0.0 and user.lot_is_credit != credit:
-        # Of another kind: it is settled with those of the windows before.
-        user.old_count += user.count
-        user.count = 0.0
+    cdef ResourceCell *cell
+    if user.running > 0.0 and user.reserved_from_credit != credit:
+        # Credit and shares do not mix: treat the running ones as those of the windows before.
+        user.old_running += user.running
+        user.running = 0.0
         for i in range(count):
-            cells[i].old_held += cells[i].held
-            cells[i].held = 0.0
-    user.lot_is_credit = credit
-    user.count += 1.0
+            cells[i].old_reserved += cells[i].reserved
+            cells[i].reserved = 0.0
+    user.reserved_from_credit = credit
+    user.running += 1.0
     for i in range(count):
         cell = &cells[i]
         if cell.is_limited:
@@ -380,27 +382,27 @@ cdef inline void charge(User *user, Cell *cells, int count, Costs *expect) noexc
                 cell.taken += cost
                 if credit:
                     cell.credit -= cost
-                if cell.resource != STARTS:
-                    cell.held += cost
-    user.changed = user.window
+                if cell.resource != REQUEST_STARTS:
+                    cell.reserved += cost
+    user.changed_window = user.window
 
 
-cdef inline void refuse(
-    User *user, Cell *cells, int count, Costs *expect, uint32_t times, Now *now
+cdef inline void count_refusal(
+    UserRecord *user, ResourceCell *cells, int count, Costs *expect, uint32_t times, WindowInfo *window
 ) noexcept nogil:
     """Count a refusal for each resource that was short."""
-    cdef double part = part_by_now(user, now), cost
+    cdef double part = paced_fraction(user, window), cost
     cdef int i
     for i in range(count):
         if cells[i].is_limited:
             cost = cost_of(&cells[i], expect)
-            if cost > 0.0 and not agrees(user, &cells[i], cost, part):
+            if cost > 0.0 and not has_room(user, &cells[i], cost, part):
                 cells[i].rejected += times
-    user.refused_at = now.time
-    user.changed = user.window
+    user.refused_at = window.time
+    user.changed_window = user.window
 
 
-cdef inline void learn(Cell *cell, double amount, double times) noexcept nogil:
+cdef inline void update_mean(ResourceCell *cell, double amount, double times) noexcept nogil:
     if not cell.has_mean:
         cell.has_mean = 1
         cell.mean = <float> amount
@@ -410,42 +412,42 @@ cdef inline void learn(Cell *cell, double amount, double times) noexcept nogil:
         cell.mean = <float> (amount + (cell.mean - amount) * pow(1.0 - MEAN_WEIGHT, times))
 
 
-cdef inline void settle(User *user, Cell *cells, int *count, Costs *amounts) noexcept nogil:
+cdef inline void finish_request(UserRecord *user, ResourceCell *cells, int *count, Costs *amounts) noexcept nogil:
     """A request ends: count what it cost, and take that instead of what was reserved."""
-    cdef bint credit = is_credit(user.state), is_same = False, is_same_credit, is_old = False
+    cdef bint credit = uses_credit(user.state), is_same = False, is_same_credit, is_old = False
     cdef double one = 0.0, expected, difference, amount
     cdef int i, k
-    cdef Cell *cell
-    cdef bint[MOST_CELLS] is_done
-    if user.old_count > 0.0:
+    cdef ResourceCell *cell
+    cdef bint[MAX_CELLS] is_done
+    if user.old_running > 0.0:
         is_old = True
-        one = 1.0 / user.old_count if user.old_count > 1.0 else 1.0
-        user.old_count = user.old_count - 1.0 if user.old_count > 1.01 else 0.0
-    elif user.count > 0.0:
+        one = 1.0 / user.old_running if user.old_running > 1.0 else 1.0
+        user.old_running = user.old_running - 1.0 if user.old_running > 1.01 else 0.0
+    elif user.running > 0.0:
         is_same = True
-        one = 1.0 / user.count if user.count > 1.0 else 1.0
-        user.count = user.count - 1.0 if user.count > 1.01 else 0.0
-    # What was reserved too much is given back in the slot it was taken from, not later:
-    # that slot is over, and its share with it.
-    is_same_credit = is_same and user.lot_is_credit
+        one = 1.0 / user.running if user.running > 1.0 else 1.0
+        user.running = user.running - 1.0 if user.running > 1.01 else 0.0
+    # A surplus reservation is released in the slot it was taken from, not later: that slot is
+    # over, and its share with it.
+    is_same_credit = is_same and user.reserved_from_credit
     memset(is_done, 0, sizeof(is_done))
     for i in range(amounts.count):
-        cell = add_cell(cells, count, amounts.resource[i])
+        cell = get_or_add_cell(cells, count, amounts.resource[i])
         if cell == NULL:
             continue
         amount = amounts.amount[i]
         expected = 0.0
         if is_old:
-            expected = cell.old_held * one
-            cell.old_held -= expected
+            expected = cell.old_reserved * one
+            cell.old_reserved -= expected
         elif is_same:
-            expected = cell.held * one
-            cell.held -= expected
+            expected = cell.reserved * one
+            cell.reserved -= expected
         is_done[cell - cells] = True
-        cell.consumed = min(cell.consumed + amount, LARGEST)
+        cell.consumed = min(cell.consumed + amount, MAX_TOTAL)
         if amount > 0.0:
             cell.requests += 1
-            learn(cell, amount, 1.0)
+            update_mean(cell, amount, 1.0)
         difference = amount - expected
         if difference > 0.0 or is_same:
             cell.taken += difference
@@ -456,34 +458,34 @@ cdef inline void settle(User *user, Cell *cells, int *count, Costs *amounts) noe
         if is_done[k]:
             continue
         if is_old:
-            cell.old_held -= cell.old_held * one
+            cell.old_reserved -= cell.old_reserved * one
         elif is_same:
-            expected = cell.held * one
-            cell.held -= expected
+            expected = cell.reserved * one
+            cell.reserved -= expected
             cell.taken -= expected
             if is_same_credit and credit and cell.is_limited:
                 cell.credit += expected
-    if user.count == 0.0 or user.old_count == 0.0:
+    if user.running == 0.0 or user.old_running == 0.0:
         for k in range(count[0]):
-            if user.count == 0.0:
-                cells[k].held = 0.0
-            if user.old_count == 0.0:
-                cells[k].old_held = 0.0
-    user.changed = user.window
+            if user.running == 0.0:
+                cells[k].reserved = 0.0
+            if user.old_running == 0.0:
+                cells[k].old_reserved = 0.0
+    user.changed_window = user.window
 
 
 cdef inline uint32_t admit_many(
-    User *user, Cell *cells, int *count, Costs *amounts, uint32_t most, Now *now
+    UserRecord *user, ResourceCell *cells, int *count, Costs *amounts, uint32_t most, WindowInfo *window
 ) noexcept nogil:
-    """Charge and settle at once the equal requests that would pass, up to `most`.
+    """Begin and finish at once the equal requests that would pass, up to `most`.
 
-    Not the one that is larger than its share: that is left to `first_short`.
+    A request larger than its share is not among them: `first_short` decides on it.
     """
-    cdef double part = part_by_now(user, now), times = most, cost, line, room
-    cdef bint credit = is_credit(user.state)
+    cdef double part = paced_fraction(user, window), times = most, cost, line, room
+    cdef bint credit = uses_credit(user.state)
     cdef uint32_t many
     cdef int i
-    cdef Cell *cell
+    cdef ResourceCell *cell
     if user.lacks_cell:
         return 0
     for i in range(count[0]):
@@ -508,27 +510,27 @@ cdef inline uint32_t admit_many(
         cell = &cells[i]
         if credit and cell.is_limited:
             cell.credit -= cost_of(cell, amounts) * many
-        if cell.resource == STARTS and cell.is_limited:
+        if cell.resource == REQUEST_STARTS and cell.is_limited:
             cell.taken += many
     for i in range(amounts.count):
-        cell = add_cell(cells, count, amounts.resource[i])
+        cell = get_or_add_cell(cells, count, amounts.resource[i])
         if cell == NULL:
             continue
-        cell.consumed = min(cell.consumed + amounts.amount[i] * many, LARGEST)
+        cell.consumed = min(cell.consumed + amounts.amount[i] * many, MAX_TOTAL)
         cell.taken += amounts.amount[i] * many
         if amounts.amount[i] > 0.0:
             cell.requests += many
-            learn(cell, amounts.amount[i], many)
-    user.changed = user.window
+            update_mean(cell, amounts.amount[i], many)
+    user.changed_window = user.window
     return many
 
 
-cdef inline bint is_spent(User *user, Cell *cells, int count, Now *now) noexcept nogil:
-    """Whether something would be forgiven if the user, looked up just now, were forgotten."""
+cdef inline bint must_keep(UserRecord *user, ResourceCell *cells, int count, WindowInfo *window) noexcept nogil:
+    """Whether dropping the record, refreshed just now, would forgive spent credit or a reservation."""
     cdef int i
-    if is_holding(user):
+    if has_running_requests(user):
         return True
-    if not is_credit(user.state):
+    if not uses_credit(user.state):
         return False
     for i in range(count):
         if (

@@ -1,13 +1,13 @@
 from collections.abc import Mapping
 
-from sluicegate.quota.node.core._user_table import Host
-from sluicegate.quota.node.core._report_tracker import ReportBook
+from sluicegate.quota.node.core._user_table import UserTable
+from sluicegate.quota.node.core._report_tracker import ReportTracker
 from sluicegate.quota.messages import Share
 
 __all__ = ["forget", "put_settled", "put_shares"]
 
 def put_shares(
-    host: Host,
+    user_table: UserTable,
     time: float,
     service: str,
     users: Mapping[str, Mapping[str, Share] | None],
@@ -15,5 +15,5 @@ def put_shares(
     slot: int,
     version: int,
 ) -> None: ...
-def put_settled(host: Host, book: ReportBook) -> None: ...
-def forget(host: Host, time: float, service: str, user: str, since: int) -> bool: ...
+def put_settled(user_table: UserTable, tracker: ReportTracker) -> None: ...
+def forget(user_table: UserTable, time: float, service: str, user: str, since: int) -> bool: ...

@@ -1,5 +1,5 @@
 # cython: language_level=3, cdivision=True
-"""The shape of a host's head file. See `_shared_header.pyx`."""
+"""The memory layout of `SharedHeader`, and how it is read. See `_shared_header.pyx`."""
 
 cimport cython
 from cpython.object cimport PyObject
@@ -7,144 +7,147 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from sluicegate.shm._atomic cimport after_reads, load
 from sluicegate.shm._mapping cimport Memory
-from sluicegate.quota.node.core._admission cimport Now, Terms
+from sluicegate.quota.node.core._admission cimport DefaultShares, WindowInfo
 
 cdef enum:
-    SERVICES = 64             # no more than bits in a View
-    RESOURCES = 256
-    NAME = 208               # bytes that a name and its size take
-    LONGEST_NAME = 200
-    LONGEST_USER = 160
-    ASKS = 512
-    PURPOSE = 512
-    RECENT = 8
+    MAX_SERVICES = 64        # no more than bits in a SlotView
+    MAX_RESOURCES = 256
+    NAME_SIZE = 208          # bytes that a name and its size take
+    MAX_NAME_BYTES = 200
+    MAX_USER_BYTES = 160
+    ASK_RING_SIZE = 512
+    FINGERPRINT_SIZE = 512
+    RECENT_RESOURCES = 8
 
-cdef struct View:
-    # What is known of a slot: the newest whole Quota up to it, and what newcomers have.
-    int64_t whole
-    uint64_t known           # bit n: service n stands in it
-    Terms[SERVICES] newcomers
+cdef struct SlotView:
+    # What is known of a slot: the slot of the newest whole Quota up to it, and newcomers' shares.
+    int64_t whole_slot
+    uint64_t known_services  # bit n: `newcomers[n]` is set
+    DefaultShares[MAX_SERVICES] newcomers
 
-cdef struct Base:
-    # What holds for all users, as the reporter last told it.
+cdef struct Published:
+    # What holds for all users, as the reporter last published it.
     uint64_t version         # of the limits
     double begin             # of the window
-    double turn_at           # when the next one begins
+    double end               # when the next one begins
     int64_t slot
-    int64_t held
+    int64_t frozen_windows   # for which the slot has been the same
     int64_t epoch
     uint32_t window
     uint32_t generation
-    uint32_t slot_holds      # windows go on, but the slot does not: the leader's clock went back
+    uint32_t slot_frozen     # windows go on, but the slot does not: the leader's clock went back
     uint32_t nodes
-    View[2] views            # of this slot, and of those after it
+    SlotView[2] views        # of this slot, and of those after it
 
-cdef struct Ask:
+cdef struct AskEntry:
     uint64_t ticket          # its number + 1 when it is complete
     uint8_t service
     uint8_t size
-    char[LONGEST_USER] user
+    char[MAX_USER_BYTES] user
 
-cdef struct HeadMemory:
+cdef struct HeaderLayout:
     char[8] magic
     uint64_t version
     uint64_t boot            # the life of the counters
-    char[PURPOSE] purpose    # what all who open it must agree on
-    char[40] machine         # the life of the machine, whose clock begins anew with each
-    uint64_t published       # how often; the last one stands in bases[published & 1]
+    char[FINGERPRINT_SIZE] fingerprint  # node and slot length: equal for all that open the file
+    char[40] boot_id         # of the machine: its monotonic clock starts again with each boot
+    uint64_t publications    # how many; the last one is published[publications & 1]
     uint64_t sequence        # of the last report that was made
     int64_t settled_slot     # up to which a leader has acknowledged everything; -1: none has
     uint64_t services
     uint64_t resources
-    uint64_t[3] _alone
-    uint64_t asks            # tickets that were given out
-    uint64_t[7] _alone_too
-    Base[2] bases
-    char[SERVICES][NAME] service_names
-    char[RESOURCES][NAME] resource_names
-    Ask[ASKS] ring
+    uint64_t[3] _padding
+    uint64_t ask_tickets     # that were given out
+    uint64_t[7] _padding_too
+    Published[2] published
+    char[MAX_SERVICES][NAME_SIZE] service_names
+    char[MAX_RESOURCES][NAME_SIZE] resource_names
+    AskEntry[ASK_RING_SIZE] ask_ring
 
 
 @cython.final
-cdef class Head:
+cdef class SharedHeader:
     cdef object file
     cdef Memory _memory
-    cdef HeadMemory *memory
+    cdef HeaderLayout *memory
     cdef readonly double slot_seconds
-    cdef dict _numbers       # of services
-    cdef dict _resources     # numbers by name
+    cdef dict _service_numbers   # by name
+    cdef dict _resource_numbers  # by name
     cdef object _last_service  # the one asked for last, and its number
     cdef int _last_number
     cdef list _recent          # resources that last stood first, second, ... in what a caller gave
-    cdef PyObject *_recent_names[RECENT]  # the same
-    cdef int[RECENT] _recent_numbers
+    cdef PyObject *_recent_names[RECENT_RESOURCES]  # the same
+    cdef int[RECENT_RESOURCES] _recent_numbers
     cdef uint64_t _next_ask
-    cdef int _waits
+    cdef int _ask_retries
 
-    cdef bint _is_ours(self, object file, bytes purpose, bytes machine) except -1
-    cdef int service(self, object name) except -1
-    cdef int fill_terms(self, Terms *terms, object shares) except -1
-    cdef int _add(self, object name, str what, char *names, uint64_t *count, int most, int longest) except -1
-    cdef int resource(self, object name) except -1
-    cdef int _resource_at(self, object name, int place) except -1
+    cdef bint _is_compatible(self, object file, bytes fingerprint, bytes boot_id) except -1
+    cdef int number_of_service(self, object name) except -1
+    cdef int fill_defaults(self, DefaultShares *defaults, object shares) except -1
+    cdef int _add_name(self, object name, str what, char *names, uint64_t *count, int most, int longest) except -1
+    cdef int number_of_resource(self, object name) except -1
+    cdef int _remember_resource(self, object name, int place) except -1
     cpdef str resource_name(self, int number)
     cdef int known_service(self, object name) except -2
     cdef int resource_or_none(self, object name) except -2
-    cdef void ask(self, int service, const char *user, uint32_t size) noexcept
+    cdef void push_ask(self, int service, const char *user, uint32_t size) noexcept
 
 
-cdef inline int service_number(Head head, object name) except -1:
+cdef inline int service_number(SharedHeader header, object name) except -1:
     """The number of a service; most often it is the one that was asked for last."""
-    return head._last_number if name is head._last_service else head.service(name)
+    return header._last_number if name is header._last_service else header.number_of_service(name)
 
 
-cdef inline int resource_number(Head head, object name, int place) except -1:
-    """The number of a resource that stands at `place` in what a caller gave: as the time before."""
-    if place < RECENT and <PyObject *> name == head._recent_names[place]:
-        return head._recent_numbers[place]
-    return head._resource_at(name, place)
+cdef inline int resource_number(SharedHeader header, object name, int place) except -1:
+    """The number of a resource at `place` in a caller's amounts; most often the same as in the last call."""
+    if place < RECENT_RESOURCES and <PyObject *> name == header._recent_names[place]:
+        return header._recent_numbers[place]
+    return header._remember_resource(name, place)
 
 
-cdef inline void read_window(Head head, Now *now) noexcept:
-    """Which window and slot it is at `now.time`, and of what what is in hand is: generation, version."""
-    read(head, 0, now, False)
+cdef inline void read_window(SharedHeader header, WindowInfo *window) noexcept:
+    """Fill in the window, slot, generation and limits version in effect at `window.time`."""
+    read(header, 0, window, False)
 
 
-cdef inline void read_terms(Head head, int service, Now *now) noexcept:
-    """The same, and all else that holds for a service; without the user's fraction and the node's
-    own terms (lease, reservations, fallback)."""
-    read(head, service, now, True)
+cdef inline void read_defaults(SharedHeader header, int service, WindowInfo *window) noexcept:
+    """The same, and a service's `defaults`; the caller adds what the header does not know (user
+    fraction, lease, reservation windows, fallback)."""
+    read(header, service, window, True)
 
 
-cdef inline void read(Head head, int service, Now *now, bint with_terms) noexcept:
-    cdef uint64_t published
-    cdef Base *base
-    cdef View *view
+cdef inline void read(SharedHeader header, int service, WindowInfo *window, bint with_defaults) noexcept:
+    cdef uint64_t publications
+    cdef Published *published
+    cdef SlotView *view
     cdef int64_t more, slot
     while True:
-        published = load(&head.memory.published)
-        base = &head.memory.bases[published & 1]
+        publications = load(&header.memory.publications)
+        published = &header.memory.published[publications & 1]
         more = 0
-        now.begin = base.begin
-        now.end = base.turn_at
-        if now.time >= base.turn_at:
-            # Nobody has told of this window yet: it follows from the last one that was told.
-            more = <int64_t> min((now.time - base.turn_at) / head.slot_seconds, 1e9)
-            now.begin = base.turn_at + <double> more * head.slot_seconds
-            now.end = now.begin + head.slot_seconds
+        window.begin = published.begin
+        window.end = published.end
+        if window.time >= published.end:
+            # This window is not published yet: it follows from the last one that was.
+            more = <int64_t> min((window.time - published.end) / header.slot_seconds, 1e9)
+            window.begin = published.end + <double> more * header.slot_seconds
+            window.end = window.begin + header.slot_seconds
             more += 1
-        slot = base.slot if base.slot_holds else base.slot + more
-        now.slot = slot
-        now.window = base.window + <uint32_t> more
-        now.generation = base.generation
-        now.version = base.version
-        if with_terms:
-            view = &base.views[slot > base.slot]
-            now.held = base.held + more if base.slot_holds else (base.held if more == 0 else 0)
-            now.whole = view.whole
-            now.is_told = view.known >> service & 1
-            now.terms = view.newcomers[service]
+        slot = published.slot if published.slot_frozen else published.slot + more
+        window.slot = slot
+        window.number = published.window + <uint32_t> more
+        window.generation = published.generation
+        window.version = published.version
+        if with_defaults:
+            view = &published.views[slot > published.slot]
+            window.frozen_windows = (
+                published.frozen_windows + more if published.slot_frozen
+                else (published.frozen_windows if more == 0 else 0)
+            )
+            window.whole_slot = view.whole_slot
+            window.has_defaults = view.known_services >> service & 1
+            window.defaults = view.newcomers[service]
         after_reads()
-        if load(&head.memory.published) == published:
+        if load(&header.memory.publications) == publications:
             break
-    now.slot_seconds = head.slot_seconds
+    window.slot_seconds = header.slot_seconds

@@ -2,10 +2,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Head"]
+__all__ = ["SharedHeader"]
 
 @final
-class Head:
+class SharedHeader:
     @property
     def slot_seconds(self) -> float: ...
     @property
@@ -24,17 +24,17 @@ class Head:
         *,
         version: int,
         begin: float,
-        turn_at: float,
+        end: float,
         slot: int,
-        held: int,
+        frozen_windows: int,
         epoch: int,
         window: int,
         generation: int,
-        slot_holds: bool,
+        slot_frozen: bool,
         nodes: int,
         views: Sequence[tuple[int, Mapping[str, Mapping[str, float]]]],
     ) -> None: ...
-    def base(self) -> dict[str, Any]: ...
+    def last_published(self) -> dict[str, Any]: ...
     def next_sequence(self) -> int: ...
     def service_name(self, number: int) -> str: ...
     def resource_name(self, number: int) -> str: ...

@@ -1,14 +1,14 @@
 # cython: language_level=3, cdivision=True
-"""The head file of a host: what its processes must agree on beside the users' records.
+"""`SharedHeader`: the state that all processes of a host share, beside the users' records.
 
-- Which slot it is, and what is in hand for everybody. One process, the reporter, tells it; it is
-  written beside what held before, and then one word says that it holds. So a reporter that is
-  killed over it leaves what was, and nobody ever waits. Windows go on by themselves when
-  nobody tells anything.
+- The slot, and what holds for all users (`Published`). One process, the reporter, publishes it,
+  double-buffered: the new version is written to the inactive buffer, then published by one atomic
+  store. So a reporter that is killed over it leaves the old version, and no process ever waits.
+  Windows go on by themselves while nothing is published.
 - The names of services and resources, by number. A name is added under a lock of the kernel's,
   which ends with the process that holds it, and stays for the life of the file.
-- The asks: users whom some process has met and the leader should know of, in a ring. One that is
-  overwritten or left half done is lost; its user is asked for again in the next window.
+- The asks: users that some process has met and the leader should know of, in a ring. One that is
+  overwritten or left half written is lost; its user is asked for again in the next window.
 - The life of the counters (`boot`) and how many reports were made, so that a new reporter goes on
   where the last one stopped.
 
@@ -23,40 +23,40 @@ from libc.math cimport floor
 from libc.string cimport memcpy, memset
 
 from sluicegate.shm._atomic cimport add, after_reads, before_writes, load, store
-from sluicegate.quota.node.core._admission cimport MOST_CELLS, STARTS
+from sluicegate.quota.node.core._admission cimport MAX_CELLS, REQUEST_STARTS
 
 from sluicegate.errors import ConfigError
 from sluicegate._validate import utf8
 from sluicegate.shm.file import MAGIC, SharedFile, is_foreign
 
-__all__ = ["Head"]
+__all__ = ["SharedHeader"]
 
 cdef enum:
     VERSION = 4
-    PATIENCE = 3  # looks at an ask that is half written, before it is given up
+    MAX_ASK_RETRIES = 3  # looks at an ask that is half written, before it is given up
 
 
-cdef class Head:
-    """The head file at `path`, made where there is none."""
+cdef class SharedHeader:
+    """The header file at `path`, created if there is none."""
 
     def __init__(self, path, str node_id not None, double slot_seconds, *, double now, double wall):
         self.slot_seconds = slot_seconds
-        self._numbers = {}
-        self._resources = {}
-        self._recent = [None] * RECENT
-        purpose = f"node {node_id!r} with slots of {slot_seconds:g} s".encode("utf-8", "surrogatepass")
-        if len(purpose) >= PURPOSE:
+        self._service_numbers = {}
+        self._resource_numbers = {}
+        self._recent = [None] * RECENT_RESOURCES
+        fingerprint = f"node {node_id!r} with slots of {slot_seconds:g} s".encode("utf-8", "surrogatepass")
+        if len(fingerprint) >= FINGERPRINT_SIZE:
             raise ValueError(f"node_id must have at most 200 bytes, got {node_id!r}")
-        machine = _machine()
+        boot_id = _boot_id()
 
         def fill(descriptor):
-            _fill(descriptor, purpose, machine, now, wall, slot_seconds)
+            _fill(descriptor, fingerprint, boot_id, now, wall, slot_seconds)
 
-        shape = (sizeof(HeadMemory), sizeof(HeadMemory), fill)
+        shape = (sizeof(HeaderLayout), sizeof(HeaderLayout), fill)
         while True:
             file = SharedFile.open(Path(path), *shape)
             try:
-                if self._is_ours(file, purpose, machine):
+                if self._is_compatible(file, fingerprint, boot_id):
                     self.file = file
                     return
                 file.replace(*shape)
@@ -65,21 +65,24 @@ cdef class Head:
                 raise
             file.close()
 
-    cdef bint _is_ours(self, object file, bytes purpose, bytes machine) except -1:
-        """Map the file; whether it can be used as it is. One of another node is not for us to replace."""
+    cdef bint _is_compatible(self, object file, bytes fingerprint, bytes boot_id) except -1:
+        """Map the file; whether it can be used as it is. ConfigError if it belongs to another node."""
         if is_foreign(os.pread(file.descriptor, len(MAGIC), 0)):
-            raise ConfigError(f"{file.path} is no shared memory of sluicegate's: remove it, or take another name")
-        if file.size != sizeof(HeadMemory):
+            raise ConfigError(
+                f"{file.path} is not a shared memory file of sluicegate: remove it, or choose another `shared` name"
+            )
+        if file.size != sizeof(HeaderLayout):
             return False
         self._memory = Memory(file.descriptor, file.size)
-        self.memory = <HeadMemory *> self._memory.start
-        if self.memory.version != VERSION or bytes(self.memory.machine) != machine:
+        self.memory = <HeaderLayout *> self._memory.start
+        if self.memory.version != VERSION or bytes(self.memory.boot_id) != boot_id:
             return False
-        held = bytes(self.memory.purpose)
-        if held != purpose:
+        found = bytes(self.memory.fingerprint)
+        if found != fingerprint:
             raise ConfigError(
-                f"{file.path} holds {held.decode('utf-8', 'replace')}, and {purpose.decode('utf-8', 'replace')} was "
-                f"asked for: give each node a `shared` of its own, or remove the file when nobody uses it"
+                f"shared memory {file.path} belongs to {found.decode('utf-8', 'replace')}, "
+                f"expected {fingerprint.decode('utf-8', 'replace')}: "
+                f"give each node its own `shared`, or remove the file when no process uses it"
             )
         return True
 
@@ -92,31 +95,34 @@ cdef class Head:
 
     # Names
 
-    cdef int service(self, object name) except -1:
+    cdef int number_of_service(self, object name) except -1:
         """The number of a service."""
         if name is self._last_service:
             return self._last_number
-        found = self._numbers.get(name)
+        found = self._service_numbers.get(name)
         if found is None:
-            found = self._add(name, "service", <char *> self.memory.service_names, &self.memory.services, SERVICES, 50)
-            self._numbers[name] = found
+            found = self._add_name(
+                name, "service", <char *> self.memory.service_names, &self.memory.services, MAX_SERVICES, 50
+            )
+            self._service_numbers[name] = found
         self._last_service = name
         self._last_number = found
         return found
 
-    cdef int resource(self, object name) except -1:
+    cdef int number_of_resource(self, object name) except -1:
         """The number of a resource."""
-        found = self._resources.get(name)
+        found = self._resource_numbers.get(name)
         if found is None:
-            found = self._add(
-                name, "resource", <char *> self.memory.resource_names, &self.memory.resources, RESOURCES, LONGEST_NAME
+            found = self._add_name(
+                name, "resource", <char *> self.memory.resource_names, &self.memory.resources,
+                MAX_RESOURCES, MAX_NAME_BYTES,
             )
-            self._resources[name] = found
+            self._resource_numbers[name] = found
         return found
 
-    cdef int _resource_at(self, object name, int place) except -1:
-        cdef int found = self.resource(name)
-        if place < RECENT:
+    cdef int _remember_resource(self, object name, int place) except -1:
+        cdef int found = self.number_of_resource(name)
+        if place < RECENT_RESOURCES:
             self._recent[place] = name  # so that no other object can have its address
             self._recent_names[place] = <PyObject *> name
             self._recent_numbers[place] = found
@@ -125,16 +131,16 @@ cdef class Head:
     cdef int known_service(self, object name) except -2:
         """The number of a service that some process of this host has named; -1: none has."""
         cdef uint64_t i
-        found = self._numbers.get(name)
-        if found is None and load(&self.memory.services) > <uint64_t> len(self._numbers):
+        found = self._service_numbers.get(name)
+        if found is None and load(&self.memory.services) > <uint64_t> len(self._service_numbers):
             for i in range(load(&self.memory.services)):
-                self._numbers[self.service_name(<int> i)] = <int> i
-            found = self._numbers.get(name)
+                self._service_numbers[self.service_name(<int> i)] = <int> i
+            found = self._service_numbers.get(name)
         return -1 if found is None else found
 
     def add_service(self, name):
         """Name a service that is served here."""
-        self.service(name)
+        self.number_of_service(name)
 
     def has_service(self, name):
         """Whether some process of this host has named a service."""
@@ -143,19 +149,19 @@ cdef class Head:
     cdef int resource_or_none(self, object name) except -2:
         """The number of a resource; -1 when there is no room for one more name."""
         try:
-            return self.resource(name)
+            return self.number_of_resource(name)
         except ValueError:
             return -1
 
     cpdef str resource_name(self, int number):
-        if number == STARTS:
+        if number == REQUEST_STARTS:
             return "requests"
         return _name_at(<char *> self.memory.resource_names, number)
 
     def service_name(self, int number):
         return _name_at(<char *> self.memory.service_names, number)
 
-    cdef int _add(self, name, str what, char *names, uint64_t *count, int most, int longest) except -1:
+    cdef int _add_name(self, name, str what, char *names, uint64_t *count, int most, int longest) except -1:
         cdef uint64_t i
         encoded = utf8(what, name)
         if len(encoded) > longest:
@@ -168,69 +174,71 @@ cdef class Head:
                     return i
             i = load(count)
             if i >= <uint64_t> most:
-                raise ValueError(f"a host has at most {most} names of a {what}, got one more: {name!r}")
-            names[i * NAME] = <char> len(encoded)
-            memcpy(names + i * NAME + 1, <const char *> (<bytes> encoded), len(encoded))
+                raise ValueError(f"too many {what} names: a node has at most {most}, got one more: {name!r}")
+            names[i * NAME_SIZE] = <char> len(encoded)
+            memcpy(names + i * NAME_SIZE + 1, <const char *> (<bytes> encoded), len(encoded))
             store(count, i + 1)
             return i
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked just now has it too
             os.close(descriptor)
 
-    # What holds for everybody
+    # What holds for all users
 
-    def publish(self, *, version, begin, turn_at, slot, held, epoch, window, generation, slot_holds, nodes, views):
-        """Tell what holds from now on. `views` are (slot of the whole Quota or -1, newcomers by service) of
-        the slot, and of those after it."""
-        cdef uint64_t published = load(&self.memory.published) + 1
-        cdef Base *base = &self.memory.bases[published & 1]
-        cdef View *view
+    def publish(
+        self, *, version, begin, end, slot, frozen_windows, epoch, window, generation, slot_frozen, nodes, views
+    ):
+        """Publish what holds for all users from now on. `views` are (slot of the whole Quota or -1, newcomers
+        by service) of the slot, and of those after it."""
+        cdef uint64_t publications = load(&self.memory.publications) + 1
+        cdef Published *published = &self.memory.published[publications & 1]
+        cdef SlotView *view
         cdef int i, service
-        base.version = version
-        base.begin = begin
-        base.turn_at = turn_at
-        base.slot = slot
-        base.held = held
-        base.epoch = epoch
-        base.window = window
-        base.generation = generation
-        base.slot_holds = slot_holds
-        base.nodes = nodes
+        published.version = version
+        published.begin = begin
+        published.end = end
+        published.slot = slot
+        published.frozen_windows = frozen_windows
+        published.epoch = epoch
+        published.window = window
+        published.generation = generation
+        published.slot_frozen = slot_frozen
+        published.nodes = nodes
         for i, (whole, newcomers) in enumerate(views):
-            view = &base.views[i]
-            memset(view, 0, sizeof(View))
-            view.whole = whole
+            view = &published.views[i]
+            memset(view, 0, sizeof(SlotView))
+            view.whole_slot = whole
             for name, shares in newcomers.items():
                 service = self.known_service(name)
-                if shares and service >= 0:  # of the others nobody here has a user
-                    view.known |= <uint64_t> 1 << service
-                    self.fill_terms(&view.newcomers[service], shares)
+                if shares and service >= 0:  # the others are not served here
+                    view.known_services |= <uint64_t> 1 << service
+                    self.fill_defaults(&view.newcomers[service], shares)
         before_writes()
-        store(&self.memory.published, published)
+        store(&self.memory.publications, publications)
 
-    cdef int fill_terms(self, Terms *terms, shares) except -1:
-        terms.count = 0
+    cdef int fill_defaults(self, DefaultShares *defaults, shares) except -1:
+        defaults.count = 0
         for resource, share in shares.items():
             number = self.resource_or_none(resource)
-            if terms.count < MOST_CELLS and number >= 0:
-                terms.resource[terms.count] = <uint8_t> number
-                terms.share[terms.count] = share
-                terms.count += 1
+            if defaults.count < MAX_CELLS and number >= 0:
+                defaults.resource[defaults.count] = <uint8_t> number
+                defaults.share[defaults.count] = share
+                defaults.count += 1
         return 0
 
-    def base(self):
-        """What was told last, as a dict."""
-        cdef Base *base = &self.memory.bases[load(&self.memory.published) & 1]
+    def last_published(self):
+        """What was published last, as a dict."""
+        cdef Published *published = &self.memory.published[load(&self.memory.publications) & 1]
         return {
-            "version": base.version,
-            "begin": base.begin,
-            "turn_at": base.turn_at,
-            "slot": base.slot,
-            "held": base.held,
-            "epoch": base.epoch,
-            "window": base.window,
-            "generation": base.generation,
-            "nodes": base.nodes,
+            "version": published.version,
+            "begin": published.begin,
+            "end": published.end,
+            "slot": published.slot,
+            "frozen_windows": published.frozen_windows,
+            "epoch": published.epoch,
+            "window": published.window,
+            "generation": published.generation,
+            "nodes": published.nodes,
         }
 
     def next_sequence(self):
@@ -252,10 +260,10 @@ cdef class Head:
 
     # Asks
 
-    cdef void ask(self, int service, const char *user, uint32_t size) noexcept:
+    cdef void push_ask(self, int service, const char *user, uint32_t size) noexcept:
         """Have the reporter introduce a user to the leader."""
-        cdef uint64_t ticket = add(&self.memory.asks, 1)
-        cdef Ask *place = &self.memory.ring[ticket % ASKS]
+        cdef uint64_t ticket = add(&self.memory.ask_tickets, 1)
+        cdef AskEntry *place = &self.memory.ask_ring[ticket % ASK_RING_SIZE]
         store(&place.ticket, 0)
         before_writes()
         place.service = <uint8_t> service
@@ -265,65 +273,65 @@ cdef class Head:
 
     @property
     def has_asks(self):
-        return load(&self.memory.asks) != self._next_ask
+        return load(&self.memory.ask_tickets) != self._next_ask
 
     def take_asks(self):
-        """(service, user) of all who were asked for since the last time."""
-        cdef uint64_t end = load(&self.memory.asks)
-        cdef Ask *place
-        cdef Ask one
+        """(service, user) of all asks since the last call."""
+        cdef uint64_t end = load(&self.memory.ask_tickets)
+        cdef AskEntry *place
+        cdef AskEntry one
         asks = []
-        if end - self._next_ask > ASKS:
-            self._next_ask = end - ASKS
+        if end - self._next_ask > ASK_RING_SIZE:
+            self._next_ask = end - ASK_RING_SIZE
         while self._next_ask < end:
-            place = &self.memory.ring[self._next_ask % ASKS]
-            if load(&place.ticket) < self._next_ask + 1 and self._waits < PATIENCE:
-                self._waits += 1
+            place = &self.memory.ask_ring[self._next_ask % ASK_RING_SIZE]
+            if load(&place.ticket) < self._next_ask + 1 and self._ask_retries < MAX_ASK_RETRIES:
+                self._ask_retries += 1
                 break
-            memcpy(&one, place, sizeof(Ask))
+            memcpy(&one, place, sizeof(AskEntry))
             after_reads()
             is_whole = one.ticket == load(&place.ticket) == self._next_ask + 1
-            self._waits = 0
+            self._ask_retries = 0
             self._next_ask += 1
-            if is_whole and one.size <= LONGEST_USER and one.service < load(&self.memory.services):
+            if is_whole and one.size <= MAX_USER_BYTES and one.service < load(&self.memory.services):
                 user = one.user[: one.size].decode("utf-8", "replace")
                 asks.append((self.service_name(one.service), user))
         return asks
 
     @property
     def asks_waiting(self):
-        """How many asks have come in since the last time."""
-        return min(load(&self.memory.asks) - self._next_ask, <uint64_t> ASKS)
+        """How many asks have come in since the last `take_asks`."""
+        return min(load(&self.memory.ask_tickets) - self._next_ask, <uint64_t> ASK_RING_SIZE)
 
 
 cdef str _name_at(char *names, uint64_t number):
-    cdef unsigned char size = <unsigned char> names[number * NAME]
-    return names[number * NAME + 1: number * NAME + 1 + size].decode("utf-8", "surrogatepass")
+    cdef unsigned char size = <unsigned char> names[number * NAME_SIZE]
+    return names[number * NAME_SIZE + 1: number * NAME_SIZE + 1 + size].decode("utf-8", "surrogatepass")
 
 
-def _fill(descriptor, purpose, machine, double now, double wall, double slot_seconds):
+def _fill(descriptor, fingerprint, boot_id, double now, double wall, double slot_seconds):
     """The first bytes of a new file: no reporter yet, slots by the wall clock."""
-    cdef bytes packed = bytes(sizeof(HeadMemory))
-    cdef HeadMemory *memory = <HeadMemory *> <char *> packed
-    cdef Base *base = &memory.bases[0]
+    cdef bytes packed = bytes(sizeof(HeaderLayout))
+    cdef HeaderLayout *memory = <HeaderLayout *> <char *> packed
+    cdef Published *published = &memory.published[0]
     memcpy(memory.magic, <const char *> (<bytes> MAGIC), 8)
     memory.version = VERSION
     memory.boot = max(1, int(wall * 1000))
-    memcpy(memory.purpose, <const char *> (<bytes> purpose), len(purpose))
-    memcpy(memory.machine, <const char *> (<bytes> machine), len(machine))
-    base.slot = <int64_t> floor(wall / slot_seconds)
-    base.begin = base.slot * slot_seconds - (wall - now)
-    base.turn_at = (base.slot + 1) * slot_seconds - (wall - now)
-    base.epoch = memory.settled_slot = -1
-    base.window = 2
-    base.generation = 1
-    base.views[0].whole = base.views[1].whole = -1
+    memcpy(memory.fingerprint, <const char *> (<bytes> fingerprint), len(fingerprint))
+    memcpy(memory.boot_id, <const char *> (<bytes> boot_id), len(boot_id))
+    published.slot = <int64_t> floor(wall / slot_seconds)
+    published.begin = published.slot * slot_seconds - (wall - now)
+    published.end = (published.slot + 1) * slot_seconds - (wall - now)
+    published.epoch = memory.settled_slot = -1
+    published.window = 2
+    published.generation = 1
+    published.views[0].whole_slot = published.views[1].whole_slot = -1
     memory.resources = 1  # number 0 is the beginnings of requests
     os.pwrite(descriptor, packed, 0)
 
 
-def _machine():
-    """Which life of the machine this is: its monotonic clock begins anew with each."""
+def _boot_id():
+    """Identifies the boot of the machine: its monotonic clock starts again with each."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:39]
     except OSError:

@@ -1,9 +1,10 @@
 # cython: language_level=3, binding=False
-"""Names as the shared memory of a host has them.
+"""Keys of users in the shared memory of a host, and the memory's default name.
 
-A user is known by his service's number and the UTF-8 of his name. A name of more than LONGEST_USER
-bytes is cut and ends with its MD5. Users for whom there is no room share SPARES records of each
-service, by a hash of their names; those have another kind, BYTES, so that no user is called so.
+A key is the service's number and the UTF-8 of the user's name. A name of more than MAX_USER_BYTES
+bytes is truncated and ends with its MD5. Users for whom there is no room share OVERFLOW_RECORDS
+records of each service, by a hash of their names; those keys have another kind, BYTES, so that no
+user's name can be one of them.
 """
 
 import hashlib
@@ -14,42 +15,42 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from sluicegate.shm._lockfree_table cimport BYTES
 
 from sluicegate._validate import utf8
-from sluicegate.quota.stable_hash import fraction
+from sluicegate.quota.stable_hash import hash_fraction
 
-__all__ = ["name_of_memory"]
-
-
-cdef object encoded_key(object user, Key *key):
-    """`key_of_user`, of names that are not short and plain."""
-    kept = utf8("user", user)
-    if len(kept) > LONGEST_USER:
-        digest = hashlib.md5(kept, usedforsecurity=False).hexdigest()
-        start = kept[: LONGEST_USER - 33].decode("utf-8", "ignore")
-        kept = f"{start}~{digest}".encode()
-    key.data = PyBytes_AS_STRING(kept)
-    key.size = <uint32_t> PyBytes_GET_SIZE(kept)
-    return kept
+__all__ = ["default_memory_name"]
 
 
-cdef object spare_key(Key *key):
-    """Make of a user's key that of the record which he shares with others."""
-    kept = f"~{int(fraction(name_of(key)) * SPARES)}".encode()
-    key.data = PyBytes_AS_STRING(kept)
-    key.size = <uint32_t> PyBytes_GET_SIZE(kept)
+cdef object encode_key(object user, Key *key):
+    """`make_user_key` for names that are not short ASCII."""
+    key_owner = utf8("user", user)
+    if len(key_owner) > MAX_USER_BYTES:
+        digest = hashlib.md5(key_owner, usedforsecurity=False).hexdigest()
+        start = key_owner[: MAX_USER_BYTES - 33].decode("utf-8", "ignore")
+        key_owner = f"{start}~{digest}".encode()
+    key.data = PyBytes_AS_STRING(key_owner)
+    key.size = <uint32_t> PyBytes_GET_SIZE(key_owner)
+    return key_owner
+
+
+cdef object overflow_key(Key *key):
+    """Turn a user's key into that of the overflow record it shares with others."""
+    key_owner = f"~{int(hash_fraction(name_in_key(key)) * OVERFLOW_RECORDS)}".encode()
+    key.data = PyBytes_AS_STRING(key_owner)
+    key.size = <uint32_t> PyBytes_GET_SIZE(key_owner)
     key.kind = BYTES
-    return kept
+    return key_owner
 
 
-cdef bint is_name_of_spare(str user):
+cdef bint is_overflow_name(str user):
     return len(user) <= 4 and user[0] == "~" and user[1:].isdecimal()
 
 
-cdef str name_of(Key *key):
+cdef str name_in_key(Key *key):
     return key.data[: key.size].decode("utf-8", "surrogatepass")
 
 
-def name_of_memory(node_id):
-    """The name of a node's memory when it was given none."""
+def default_memory_name(node_id):
+    """The name of a node's shared memory if none is given."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", node_id)[:60]
     if plain != node_id:
         encoded = node_id.encode("utf-8", "surrogatepass")

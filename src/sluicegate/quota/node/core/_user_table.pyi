@@ -3,18 +3,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Protocol, final
 
-from sluicegate.quota.node.core._shared_header import Head
+from sluicegate.quota.node.core._shared_header import SharedHeader
 from sluicegate.quota.errors import Throttled
 
-__all__ = ["Host"]
+__all__ = ["UserTable"]
 
 class _Clock(Protocol):
     def now(self) -> float: ...
 
 @final
-class Host:
+class UserTable:
     @property
-    def head(self) -> Head: ...
+    def header(self) -> SharedHeader: ...
     @property
     def node_id(self) -> str: ...
     @property

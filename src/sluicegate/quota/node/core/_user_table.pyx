@@ -1,22 +1,22 @@
 # cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic, cdivision=True
-"""`Host`: the end node's counters and shares in memory that all processes of a host share.
+"""`UserTable`: the users' counters and shares, in memory that all processes of a host share.
 
-Every process of a service opens one, and asks it before and after each request. A user is one
-record of a table in shared memory (`limits.shared._chains`): a call copies it, decides by the rules
-in `_admission.pxd`, and puts the changed copy in its place; when another process was faster, it looks
-again. So two processes never let the same unit pass twice, nobody ever waits for anybody, and a
+Every process of a service opens one, and calls it before and after each request. A user is one
+record of a table in shared memory (`shm._lockfree_table`): a call copies it, decides by the rules in
+`_admission.pxd`, and writes the changed copy in its place; when another process was faster, it tries
+again. So two processes never let the same unit pass twice, no process ever waits for another, and a
 process may be killed at any instruction.
 
-What holds for everybody stands in the head file (`_shared_header.pyx`). One of the processes, the reporter
-(`reporter.py`), writes it, puts the leader's quotas into the records (`_apply_quota.pyx`) and collects
-the totals (`_scan.pyx`). The other processes need not know who it is.
+What holds for all users is in the shared header (`_shared_header.pyx`). One of the processes, the
+reporter (`reporter.py`), publishes it, writes the leader's quotas into the records
+(`_apply_quota.pyx`) and collects the totals (`_scan.pyx`). The others need not know which one it is.
 
-Users beyond `max_users` share some records by a hash of their names (`_user_keys.pyx`): less for them,
-no more for anyone.
+Users beyond `max_users` share overflow records by a hash of their names (`_user_keys.pyx`): less for
+them, no more for anyone.
 
 The time of a request is first taken from the coarse clock, which costs a fifth and is some
-milliseconds behind. That may let in by what is left of the slot before. What is refused, and what
-begins a window, is decided by the precise one.
+milliseconds behind. That may admit a request by what is left of the slot before. A refusal, and the
+begin of a window, is decided by the precise clock.
 """
 
 from pathlib import Path
@@ -25,45 +25,44 @@ from libc.math cimport INFINITY
 
 from sluicegate._clock cimport monotonic, monotonic_coarse
 from sluicegate.shm._lockfree_table cimport BYTES, LONGEST_CHAIN, PAYLOAD, class_of, record_at
-from sluicegate.quota.node.core._costs cimport amounts_of, read_costs
-from sluicegate.quota.node.core._shared_header cimport SERVICES, read_terms, read_window, service_number
-from sluicegate.quota.node.core._user_keys cimport SPARES, key_of_user, name_of, spare_key
+from sluicegate.quota.node.core._costs cimport check_amounts, parse_costs
+from sluicegate.quota.node.core._shared_header cimport MAX_SERVICES, read_defaults, read_window, service_number
+from sluicegate.quota.node.core._user_keys cimport OVERFLOW_RECORDS, make_user_key, name_in_key, overflow_key
 from sluicegate.quota.node.core._admission cimport (
-    CELL_WORDS, FALLBACK, FALLBACK_REQUESTS, FREE, FRESH, MOST_CELLS, NEWCOMER, REUSED, SAFE, STARTS,
-    USER_WORDS, Cell, Costs, User, admit_many, blank, cell_of, charge, first_short, is_credit,
-    is_free, is_holding, look_up, refuse, settle,
+    CELL_WORDS, FALLBACK, FALLBACK_REQUESTS, FREE, FRESH, MAX_CELLS, NEWCOMER, REQUEST_STARTS, REUSED, SAFE,
+    USER_WORDS, Costs, ResourceCell, UserRecord, admit_many, begin_request, count_refusal, find_cell,
+    finish_request, first_short, has_running_requests, init_record, is_free, refresh_record, uses_credit,
 )
 
 from sluicegate.clock import SystemClock
 from sluicegate.errors import TableFull
 from sluicegate._validate import positive, text, whole
 from sluicegate.shm.file import path_of, remove
-from sluicegate.quota.node.core._user_keys import name_of_memory
-from sluicegate.quota.stable_hash import fraction
+from sluicegate.quota.node.core._user_keys import default_memory_name
+from sluicegate.quota.stable_hash import hash_fraction
 from sluicegate.quota.errors import Throttled
 
-__all__ = ["Host"]
+__all__ = ["UserTable"]
 
 cdef enum:
     PASSED = -1
-    FRESHEN_WINDOWS = 60
+    REFRESH_WINDOWS = 60
 
-cdef dict NAMES = {
+cdef dict STATE_NAMES = {
     FALLBACK: "fallback", FRESH: "fresh", REUSED: "reused", SAFE: "safe", NEWCOMER: "newcomer", FREE: "free",
 }
 
-assert sizeof(User) == 8 * USER_WORDS and sizeof(Cell) == 8 * CELL_WORDS
-assert USER_WORDS + MOST_CELLS * CELL_WORDS <= PAYLOAD
+assert sizeof(UserRecord) == 8 * USER_WORDS and sizeof(ResourceCell) == 8 * CELL_WORDS
+assert USER_WORDS + MAX_CELLS * CELL_WORDS <= PAYLOAD
 
 
-cdef class Host:
+cdef class UserTable:
     """The users of a node on this host, for all of its processes.
 
     `shared` names the memory (a name in /dev/shm, or a path); by default it follows from `node_id`.
-    `fallback` is what each user may have per second of each resource while nobody has told.
-    `max_services` is for how many services there are records that users beyond `max_users` share.
-    The reporter walks through the whole table in every slot, so a host that is known to be small
-    is quicker with a small one.
+    `fallback` is what each user may have per second of each resource until a central has sent a quota.
+    `max_services` is the number of services that have overflow records for users beyond `max_users`.
+    The reporter scans the whole table in every slot, so a small table is faster where it suffices.
     """
 
     def __init__(
@@ -77,11 +76,11 @@ cdef class Host:
         lease=3,
         reservation_seconds=60.0,
         max_users=100_000,
-        max_services=SERVICES,
+        max_services=MAX_SERVICES,
         clock=None,
     ):
         if isinstance(services, str):
-            raise TypeError(f"services must be a list of names, got {services!r}")
+            raise TypeError(f"services must be a list of names, got the str {services!r}")
         self.node_id = text("node_id", node_id)
         self.slot_seconds = positive("slot_seconds", slot_seconds)
         self.lease = whole("lease", lease, 0)
@@ -89,18 +88,18 @@ cdef class Host:
         self.reservation_windows = max(1, round(positive("reservation_seconds", reservation_seconds) / slot_seconds))
         self.clock = SystemClock() if clock is None else clock
         self._read_clock = None if isinstance(self.clock, SystemClock) else clock.now
-        checked = None if fallback is None else amounts_of("fallback", fallback)
-        if checked is not None and not 0 < len(checked) <= MOST_CELLS:
-            raise ValueError(f"fallback must name 1 to {MOST_CELLS} resources, or be None, got {fallback!r}")
-        self.path = path_of(name_of_memory(node_id) if shared is None else shared)
+        checked = None if fallback is None else check_amounts("fallback", fallback)
+        if checked is not None and not 0 < len(checked) <= MAX_CELLS:
+            raise ValueError(f"fallback must name 1 to {MAX_CELLS} resources, or be None, got {fallback!r}")
+        self.path = path_of(default_memory_name(node_id) if shared is None else shared)
         self._no_memory_until = -INFINITY
         now = self.now()
         wall = getattr(self.clock, "wall", self.clock.now)()
-        self.head = Head(f"{self.path}-head", node_id, self.slot_seconds, now=now, wall=wall)
+        self.header = SharedHeader(f"{self.path}-head", node_id, self.slot_seconds, now=now, wall=wall)
         self.chains = Chains(
             self.path,
-            f"node {node_id} boot {self.head.boot}",
-            self.max_users + whole("max_services", max_services, 1) * SPARES,
+            f"node {node_id} boot {self.header.boot}",
+            self.max_users + whole("max_services", max_services, 1) * OVERFLOW_RECORDS,
             USER_WORDS,
             CELL_WORDS,
             b"",
@@ -108,16 +107,16 @@ cdef class Host:
             True,
             0.0,
             0.0,
-            usual_limits=MOST_CELLS,
+            usual_limits=MAX_CELLS,
         )
         for service in services:
-            self.head.add_service(service)
+            self.header.add_service(service)
         if checked is None:
             self._fallback.count = 1
-            self._fallback.resource[0] = STARTS
+            self._fallback.resource[0] = REQUEST_STARTS
             self._fallback.share[0] = FALLBACK_REQUESTS * self.slot_seconds
         else:
-            self.head.fill_terms(
+            self.header.fill_defaults(
                 &self._fallback, {name: rate * self.slot_seconds for name, rate in checked.items()}
             )
 
@@ -125,16 +124,16 @@ cdef class Host:
     def unlink(shared):
         """Remove the memory of that name or path; False when there is none."""
         path = path_of(shared)
-        Path(f"{path}.lock").unlink(missing_ok=True)  # of those who report
+        Path(f"{path}.lock").unlink(missing_ok=True)  # see `ReporterLock`
         removed = remove(f"{path}-head")
         return remove(path) or removed
 
     def close(self):
-        """Let go of the memory; it stays for others, and for later."""
+        """Unmap the memory; it stays for other processes, and for later."""
         self.chains.close()
-        self.head.close()
+        self.header.close()
 
-    # The time
+    # Time
 
     def now(self):
         """The host's monotonic clock."""
@@ -143,130 +142,130 @@ cdef class Host:
     cdef double _time(self) except? -1e300:
         return monotonic() if self._read_clock is None else <double> self._read_clock()
 
-    cdef int _set_roughly(self, Now *now) except -1:
-        now.is_rough = self._read_clock is None
-        now.time = monotonic_coarse() if now.is_rough else <double> self._read_clock()
+    cdef int _set_coarse_time(self, WindowInfo *window) except -1:
+        window.is_coarse = self._read_clock is None
+        window.time = monotonic_coarse() if window.is_coarse else <double> self._read_clock()
         return 0
 
     def window(self, double time):
         """The slot that requests are counted in, which of the host's windows it is, its begin and end."""
-        cdef Now now
-        set_time(&now, time)
-        read_window(self.head, &now)
-        return now.slot, now.window, now.begin, now.end
+        cdef WindowInfo window
+        set_time(&window, time)
+        read_window(self.header, &window)
+        return window.slot, window.number, window.begin, window.end
 
     # A request begins, and ends
 
     def allows(self, service, user, expect=None):
         """Whether a request may begin. If so, its expected cost is reserved until `consume`."""
-        cdef Now now
-        self._set_roughly(&now)
-        return self._throttle(&now, service, user, expect) == PASSED
+        cdef WindowInfo window
+        self._set_coarse_time(&window)
+        return self._throttle(&window, service, user, expect) == PASSED
 
     def throttle(self, service, user, expect=None):
         """As `allows`; raises `Throttled` if not."""
-        cdef Now now
+        cdef WindowInfo window
         cdef int short
-        self._set_roughly(&now)
-        short = self._throttle(&now, service, user, expect)
+        self._set_coarse_time(&window)
+        short = self._throttle(&window, service, user, expect)
         if short != PASSED:
-            raise self._refusal(&now, service, user, short)
+            raise self._throttled(&window, service, user, short)
 
     def consume(self, service, user, amounts):
         """A request has ended and cost `amounts`, by resource."""
-        cdef Now now
-        self._set_roughly(&now)
-        self._consume(&now, service, user, amounts)
+        cdef WindowInfo window
+        self._set_coarse_time(&window)
+        self._consume(&window, service, user, amounts)
 
     def throttle_at(self, double time, service, user, expect=None):
         """A `Throttled`, or None: the request may begin."""
-        cdef Now now
-        set_time(&now, time)
-        cdef int short = self._throttle(&now, service, user, expect)
-        return None if short == PASSED else self._refusal(&now, service, user, short)
+        cdef WindowInfo window
+        set_time(&window, time)
+        cdef int short = self._throttle(&window, service, user, expect)
+        return None if short == PASSED else self._throttled(&window, service, user, short)
 
     def consume_at(self, double time, service, user, amounts):
-        cdef Now now
-        set_time(&now, time)
-        self._consume(&now, service, user, amounts)
+        cdef WindowInfo window
+        set_time(&window, time)
+        self._consume(&window, service, user, amounts)
 
-    cdef object _refusal(self, Now *now, object service, object user, int short):
-        return Throttled(service, user, self.head.resource_name(short), max(now.end - now.time, 0.0))
+    cdef object _throttled(self, WindowInfo *window, object service, object user, int short):
+        return Throttled(service, user, self.header.resource_name(short), max(window.end - window.time, 0.0))
 
-    cdef int _throttle(self, Now *now, object service, object user, object expect) except -2:
+    cdef int _throttle(self, WindowInfo *window, object service, object user, object expect) except -2:
         """The number of the resource that a request is short of, or PASSED.
 
-        When there is no memory to count in, nobody new can pass.
+        When there is no memory to count in, no new user can pass.
         """
         cdef Key key
         cdef Look look
         cdef Costs costs
         cdef Costs *expected = NULL
-        cdef User *record = <User *> look.payload
-        cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
-        cdef int short, count, outcome, number = service_number(self.head, service)
+        cdef UserRecord *record = <UserRecord *> look.payload
+        cdef ResourceCell *cells = <ResourceCell *> (look.payload + USER_WORDS)
+        cdef int short, count, outcome, number = service_number(self.header, service)
         cdef bint asks
-        kept = key_of_user(user, number, &key)
+        key_owner = make_user_key(user, number, &key)
         if expect is not None:
-            read_costs(self.head, "expect", expect, &costs)
+            parse_costs(self.header, "expect", expect, &costs)
             expected = &costs
         while True:
-            kept = self.find(&key, &look, now, service, kept)
+            key_owner = self.find(&key, &look, window, service, key_owner)
             if record.state == FREE:
-                if now.window - record.changed > FRESHEN_WINDOWS:  # he is still here: not to be forgotten
-                    record.changed = now.window
+                if window.number - record.changed_window > REFRESH_WINDOWS:  # or the record would be forgotten as idle
+                    record.changed_window = window.number
                     self.put(&key, &look, look.limits)
                 return PASSED
             count = look.limits
-            asks = is_credit(record.state) and record.state != SAFE
-            short = first_short(record, cells, count, expected, now)
+            asks = uses_credit(record.state) and record.state != SAFE
+            short = first_short(record, cells, count, expected, window)
             if short < 0:
-                charge(record, cells, count, expected)
-            elif now.is_rough:
-                set_time(now, monotonic())
+                begin_request(record, cells, count, expected)
+            elif window.is_coarse:
+                set_time(window, monotonic())
                 continue
             else:
-                refuse(record, cells, count, expected, 1, now)
-                # What ran out may be the reserve that idle users have; the leader may know of more.
+                count_refusal(record, cells, count, expected, 1, window)
+                # What ran out may be the reserve of an idle user; the leader may have more to give.
                 asks = asks or (record.state == FRESH and record.was_idle and not record.was_refused)
                 record.was_refused = 1
                 short = cells[short].resource
-            asks = asks and record.asked != now.window
+            asks = asks and record.asked_window != window.number
             if asks:
-                record.asked = now.window
+                record.asked_window = window.number
             outcome = self.put(&key, &look, count)
             if outcome == FULL:
-                return STARTS
+                return REQUEST_STARTS
             if outcome == DONE:
                 if asks:
-                    self.head.ask(number, key.data, key.size)
+                    self.header.push_ask(number, key.data, key.size)
                 return short
 
-    cdef int _consume(self, Now *now, object service, object user, object amounts) except -1:
+    cdef int _consume(self, WindowInfo *window, object service, object user, object amounts) except -1:
         cdef Key key
         cdef Look look
         cdef Costs costs
-        cdef User *record = <User *> look.payload
-        cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
-        cdef int i, count, outcome, number = service_number(self.head, service)
-        kept = key_of_user(user, number, &key)
-        read_costs(self.head, "amounts", amounts, &costs)
+        cdef UserRecord *record = <UserRecord *> look.payload
+        cdef ResourceCell *cells = <ResourceCell *> (look.payload + USER_WORDS)
+        cdef int i, count, outcome, number = service_number(self.header, service)
+        key_owner = make_user_key(user, number, &key)
+        parse_costs(self.header, "amounts", amounts, &costs)
         while True:
-            kept = self.find(&key, &look, now, service, kept)
-            if record.state == FREE and not is_holding(record):
+            key_owner = self.find(&key, &look, window, service, key_owner)
+            if record.state == FREE and not has_running_requests(record):
                 return 0
             count = look.limits
-            settle(record, cells, &count, &costs)
+            finish_request(record, cells, &count, &costs)
             outcome = self.put(&key, &look, count)
             if outcome == FULL:
-                raise TableFull(f"{self!r} has no memory left for {user!r}: {amounts!r} was not counted")
+                raise TableFull(f"{self!r} is full: {amounts!r} of user {user!r} was not counted")
             if outcome == DONE:
                 break
-        for i in range(costs.count if count == MOST_CELLS else 0):
-            if cell_of(cells, count, costs.resource[i]) == NULL:
+        for i in range(costs.count if count == MAX_CELLS else 0):
+            if find_cell(cells, count, costs.resource[i]) == NULL:
                 raise ValueError(
-                    f"a user has at most {MOST_CELLS} resources on a node, and {user!r} has others: "
-                    f"{self.head.resource_name(costs.resource[i])!r} was not counted, of {amounts!r}"
+                    f"too many resources: a user has at most {MAX_CELLS} on a node, and user {user!r} has that many; "
+                    f"{self.header.resource_name(costs.resource[i])!r} of {amounts!r} was not counted"
                 )
         return 0
 
@@ -278,44 +277,44 @@ cdef class Host:
         """
         cdef Key key
         cdef Look look
-        cdef Now now
+        cdef WindowInfo window
         cdef Costs costs
-        cdef User *record = <User *> look.payload
-        cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
-        cdef int cell_count, outcome, number = service_number(self.head, service)
+        cdef UserRecord *record = <UserRecord *> look.payload
+        cdef ResourceCell *cells = <ResourceCell *> (look.payload + USER_WORDS)
+        cdef int cell_count, outcome, number = service_number(self.header, service)
         cdef uint32_t admitted, most
         cdef bint asks
         most = count if type(count) is int and 0 <= count < 1 << 31 else whole("count", count, 0)
-        set_time(&now, time)
-        kept = key_of_user(user, number, &key)
-        read_costs(self.head, "amounts", amounts, &costs)
+        set_time(&window, time)
+        key_owner = make_user_key(user, number, &key)
+        parse_costs(self.header, "amounts", amounts, &costs)
         while most:
-            kept = self.find(&key, &look, &now, service, kept)
+            key_owner = self.find(&key, &look, &window, service, key_owner)
             if record.state == FREE:
                 return most
             cell_count = look.limits
             admitted = 0
-            asks = is_credit(record.state) and record.state != SAFE
-            if not is_holding(record):
-                admitted = admit_many(record, cells, &cell_count, &costs, most, &now)
+            asks = uses_credit(record.state) and record.state != SAFE
+            if not has_running_requests(record):
+                admitted = admit_many(record, cells, &cell_count, &costs, most, &window)
             while admitted < most:
-                if first_short(record, cells, cell_count, &costs, &now) >= 0:
-                    refuse(record, cells, cell_count, &costs, most - admitted, &now)
+                if first_short(record, cells, cell_count, &costs, &window) >= 0:
+                    count_refusal(record, cells, cell_count, &costs, most - admitted, &window)
                     asks = asks or (record.state == FRESH and record.was_idle and not record.was_refused)
                     record.was_refused = 1
                     break
-                charge(record, cells, cell_count, &costs)
-                settle(record, cells, &cell_count, &costs)
+                begin_request(record, cells, cell_count, &costs)
+                finish_request(record, cells, &cell_count, &costs)
                 admitted += 1
-            asks = asks and record.asked != now.window
+            asks = asks and record.asked_window != window.number
             if asks:
-                record.asked = now.window
+                record.asked_window = window.number
             outcome = self.put(&key, &look, cell_count)
             if outcome == FULL:
                 return 0
             if outcome == DONE:
                 if asks:
-                    self.head.ask(number, key.data, key.size)
+                    self.header.push_ask(number, key.data, key.size)
                 return admitted
         return 0
 
@@ -323,46 +322,46 @@ cdef class Host:
         """What a user has in this slot: fresh, reused, safe, newcomer, free or fallback."""
         cdef Key key
         cdef Look look
-        cdef Now now
-        set_time(&now, time)
-        kept = key_of_user(user, service_number(self.head, service), &key)
-        kept = self.find(&key, &look, &now, service, kept)
-        return name_of_state((<User *> look.payload).state)
+        cdef WindowInfo window
+        set_time(&window, time)
+        key_owner = make_user_key(user, service_number(self.header, service), &key)
+        key_owner = self.find(&key, &look, &window, service, key_owner)
+        return state_name((<UserRecord *> look.payload).state)
 
     # A user's record
 
-    cdef object find(self, Key *key, Look *look, Now *now, object service, object kept):
-        """Copy a user's record, or a blank one, brought to this window. What is returned holds the key."""
-        cdef User *record = <User *> look.payload
-        cdef Cell *cells = <Cell *> (look.payload + USER_WORDS)
-        now.start = -1.0
+    cdef object find(self, Key *key, Look *look, WindowInfo *window, object service, object key_owner):
+        """Copy a user's record, or a new one, brought to this window. The returned object owns the key's bytes."""
+        cdef UserRecord *record = <UserRecord *> look.payload
+        cdef ResourceCell *cells = <ResourceCell *> (look.payload + USER_WORDS)
+        window.user_fraction = -1.0
         while True:
-            read_window(self.head, now)
+            read_window(self.header, window)
             self.chains.find(key, look)
-            if look.found >= 0 and record.generation == now.generation and record.window >= now.window:
-                if record.window == now.window or not now.is_rough:
-                    return kept
-                set_time(now, monotonic())  # the coarse clock is still in the window before
+            if look.found >= 0 and record.generation == window.generation and record.window >= window.number:
+                if record.window == window.number or not window.is_coarse:
+                    return key_owner
+                set_time(window, monotonic())  # the coarse clock is still in the window before
                 continue
-            if look.found >= 0 and is_free(record, now) and not is_holding(record):
-                record.state = FREE  # his windows make no difference
-                return kept
-            if now.is_rough:
-                set_time(now, monotonic())
-            read_terms(self.head, <int> key.generation, now)
-            if not now.is_told:
-                now.terms = self._fallback
+            if look.found >= 0 and is_free(record, window) and not has_running_requests(record):
+                record.state = FREE  # windows make no difference to a free user
+                return key_owner
+            if window.is_coarse:
+                set_time(window, monotonic())
+            read_defaults(self.header, <int> key.generation, window)
+            if not window.has_defaults:
+                window.defaults = self._fallback
             if look.found < 0:
-                if key.kind != BYTES and self._is_full(now.time, look):
-                    kept = spare_key(key)
+                if key.kind != BYTES and self._is_full(window.time, look):
+                    key_owner = overflow_key(key)
                     continue
                 look.limits = 0
-                blank(record, now)
-            now.lease = self.lease
-            now.reservation_windows = self.reservation_windows
-            if look_up(record, cells, &look.limits, now):
-                return kept
-            now.start = fraction(self.node_id, service, name_of(key))
+                init_record(record, window)
+            window.lease = self.lease
+            window.reservation_windows = self.reservation_windows
+            if refresh_record(record, cells, &look.limits, window):
+                return key_owner
+            window.user_fraction = hash_fraction(self.node_id, service, name_in_key(key))
 
     cdef bint _is_full(self, double time, Look *look):
         """Whether there is no room for one more user."""
@@ -373,9 +372,9 @@ cdef class Host:
         )
 
     cdef int put(self, Key *key, Look *look, int count) except -1:
-        """Put a changed copy in the place of the record.
+        """Write a changed copy in the place of the record.
 
-        AGAIN: another was faster, or there is no room for one more user, who shares a record then.
+        AGAIN: another process was faster, or there is no room for one more user, which then shares a record.
         FULL: there is no memory for it at all.
         """
         cdef int size_class
@@ -391,7 +390,7 @@ cdef class Host:
         if size_class < 0:
             if key.kind == BYTES:
                 return FULL
-            self._no_memory_until = self._time() + 1.0  # he is one of many, until there is some again
+            self._no_memory_until = self._time() + 1.0  # until then new users share the overflow records
             return AGAIN
         if self.chains.change(look, 0, key, count, look.payload, size_class):
             return DONE
@@ -405,9 +404,9 @@ cdef class Host:
 
     def __repr__(self):
         if self.chains.file is None:
-            return f"Host({self.node_id!r}, closed)"
-        return f"Host({self.node_id!r}, {str(self.path)!r}, users={len(self)})"
+            return f"UserTable({self.node_id!r}, closed)"
+        return f"UserTable({self.node_id!r}, {str(self.path)!r}, users={len(self)})"
 
 
-cdef str name_of_state(int state):
-    return NAMES[state]
+cdef str state_name(int state):
+    return STATE_NAMES[state]

@@ -1,4 +1,4 @@
-"""Which slot it is on the leader's clock, told by the node's own monotonic clock.
+"""`SlotClock`: the leader's slot, estimated from the node's own monotonic clock.
 
 A slot is `slot_seconds` long; slot n begins at n * slot_seconds of the leader's time. The node
 knows that time as its own monotonic time plus an offset:
@@ -12,13 +12,14 @@ knows that time as its own monotonic time plus an offset:
 - A sample whose bounds exclude those of older ones says that one of the two clocks has stepped
   (or the machine was asleep): the older samples are dropped. An average over samples was turned
   down: one slow answer would move every slot.
-- A Quota bears the leader's time as well, but nobody knows how long it was on its way. It counts
+- A Quota bears the leader's time as well, but its time on the way is not known. It counts
   only while there is no sample of this leader.
-- Until a leader has told the time, the offset is that of the node's wall clock at the start.
-- A new leader (a higher epoch) starts anew. The old offset serves until its first word.
+- Until a leader's time is known, the offset is that of the node's wall clock at the start.
+- A new leader (a higher epoch) starts without samples. The old offset serves until its
+  first message.
 
 The clock itself may be set back by what a leader says; that slot numbers do not go back is for
-`NodeState`, which knows what it has told others. All times are seconds.
+`Reporter`, which knows what it has reported. All times are seconds.
 """
 
 import math
@@ -31,10 +32,10 @@ from sluicegate._validate import positive, real
 __all__ = ["SlotClock"]
 
 _SAMPLES = 8
-# A sample with a round trip of more than this part of a slot is not worth its middle.
-_NARROW = 0.5
+# If the round trip took more than this part of a slot, the middle of a sample is not used.
+_MAX_ROUND_TRIP = 0.5
 # Two clocks drift apart by some microseconds in eight slots; a step is more than that.
-_DRIFT = 0.001
+_MAX_DRIFT = 0.001
 
 
 class _Sample(NamedTuple):
@@ -57,8 +58,8 @@ class SlotClock:
         self._epoch = -1
 
     @property
-    def is_told(self) -> bool:
-        """Whether a leader has ever told the time."""
+    def has_leader_time(self) -> bool:
+        """Whether a leader's time is known; else the offset is that of the wall clock."""
         return self._epoch >= 0
 
     @property
@@ -79,27 +80,27 @@ class SlotClock:
         return slot * self.slot_seconds - self._offset
 
     def sample(self, epoch: int, *, sent: float, time: float, received: float) -> None:
-        """The leader of `epoch` said `time`, somewhen between `sent` and `received`."""
+        """The leader of `epoch` was at `time`, at some point between `sent` and `received`."""
         if not sent <= received:
             raise ValueError(f"received must not be before sent ({sent!r}), got {received!r}")
-        is_first = not self.is_told
+        is_first = not self.has_leader_time
         if not self._follows(epoch):
             return
         least, most = time - received, time - sent
         for older in self._samples:
-            if least > older.most + _DRIFT or most < older.least - _DRIFT:
+            if least > older.most + _MAX_DRIFT or most < older.least - _MAX_DRIFT:
                 self._samples.clear()
                 break
         self._samples.append(_Sample(least, most, most - least))
         best = min(self._samples, key=_round_trip)
-        if is_first or best.round_trip <= _NARROW * self.slot_seconds:
+        if is_first or best.round_trip <= _MAX_ROUND_TRIP * self.slot_seconds:
             self._offset = (best.least + best.most) / 2
         else:
-            # It tells little: the clock moves only as far as it must to agree with it.
+            # A wide sample: the clock moves only as far as it must to agree with it.
             self._offset = min(max(self._offset, best.least), best.most)
 
     def hint(self, epoch: int, *, time: float, received: float) -> None:
-        """The leader of `epoch` said `time`, somewhen before `received`."""
+        """The leader of `epoch` was at `time`, at some point before `received`."""
         if not self._follows(epoch) or self._samples:
             return
         # What was longest on its way is the furthest behind.
@@ -114,5 +115,5 @@ class SlotClock:
         return epoch == self._epoch
 
     def __repr__(self) -> str:
-        told = f"leader of epoch {self._epoch}" if self.is_told else "wall clock"
-        return f"SlotClock({self.slot_seconds:g} s, offset={self._offset:.6f} s by {told})"
+        source = f"leader of epoch {self._epoch}" if self.has_leader_time else "wall clock"
+        return f"SlotClock({self.slot_seconds:g} s, offset={self._offset:.6f} s by {source})"

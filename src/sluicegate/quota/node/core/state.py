@@ -1,8 +1,9 @@
-"""A whole end node in one object, for those who hold the clock and carry the messages themselves.
+"""`NodeState`: an end node in one object, without threads and sockets.
 
-It is a `Host` whose memory has no name, so that no other process can share it, and its `Reporter`.
-The simulator runs nodes by the thousand this way, and the table of cases drives one; a real node
-has the same two parts, in several processes and with sockets around them (`sluicegate.quota.node`).
+The caller holds the clock and carries the messages. It is a `UserTable` whose memory has no name,
+so that no other process can share it, and its `Reporter`. The simulator runs nodes by the thousand
+this way, and tests/quota/node/core/cases.json drives one; a real node has the same two parts, in
+several processes and with sockets around them (`sluicegate.quota.node`).
 
 Every call is given the node's monotonic time in seconds.
 """
@@ -14,14 +15,14 @@ from pathlib import Path
 from sluicegate._validate import whole
 from sluicegate.quota.errors import Throttled
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
-from sluicegate.quota.node.core._user_table import Host
+from sluicegate.quota.node.core._user_table import UserTable
 from sluicegate.quota.node.core.reporter import NodeStatus, Reporter
 
 __all__ = ["NodeState"]
 
 
 class NodeState:
-    """One end node: quota in hand, counters, and what the centrals know of them."""
+    """One end node: quotas, counters, and which central has acknowledged them."""
 
     def __init__(
         self,
@@ -38,9 +39,9 @@ class NodeState:
         max_users: int = 10_000,
         max_services: int = 64,
     ) -> None:
-        with tempfile.TemporaryDirectory(prefix="sluicegate-", dir=_memory()) as folder:
+        with tempfile.TemporaryDirectory(prefix="sluicegate-", dir=_memory_folder()) as folder:
             # Once it is open, the memory needs no name any more.
-            self._host = Host(
+            self._user_table = UserTable(
                 node_id,
                 shared=f"{folder}/node",
                 fallback=fallback,
@@ -49,9 +50,9 @@ class NodeState:
                 reservation_seconds=reservation_seconds,
                 max_users=max_users,
                 max_services=max_services,
-                clock=_Start(now, wall),
+                clock=_StartClock(now, wall),
             )
-        self._reporter = Reporter(self._host, centrals, boot=whole("boot", boot, 0))
+        self._reporter = Reporter(self._user_table, centrals, boot=whole("boot", boot, 0))
 
     # Requests
 
@@ -63,13 +64,13 @@ class NodeState:
         Without `expect` the cost of each limited resource is the mean of the user's last
         requests. With it, a resource that does not stand in it is not used.
         """
-        self._reporter.attend(now)
-        return self._host.throttle_at(now, service, user, expect)
+        self._reporter.advance_to(now)
+        return self._user_table.throttle_at(now, service, user, expect)
 
     def consume(self, now: float, service: str, user: str, amounts: Mapping[str, float]) -> None:
         """A request has ended and cost `amounts`."""
-        self._reporter.attend(now)
-        self._host.consume_at(now, service, user, amounts)
+        self._reporter.advance_to(now)
+        self._user_table.consume_at(now, service, user, amounts)
 
     def offer(
         self, now: float, service: str, user: str, amounts: Mapping[str, float], count: int
@@ -79,13 +80,13 @@ class NodeState:
         As a loop of throttle(expect=amounts) and consume(amounts), but in a few steps whatever
         the count, unless requests of the user are running.
         """
-        self._reporter.attend(now)
-        return self._host.offer_at(now, service, user, amounts, count)
+        self._reporter.advance_to(now)
+        return self._user_table.offer_at(now, service, user, amounts, count)
 
     def state(self, now: float, service: str, user: str) -> str:
         """What a user has in this slot: fresh, reused, safe, newcomer, free or fallback."""
-        self._reporter.attend(now)
-        return self._host.state(now, service, user)
+        self._reporter.advance_to(now)
+        return self._user_table.state(now, service, user)
 
     # Messages
 
@@ -93,7 +94,7 @@ class NodeState:
         """`message` has come from `central`. The node serves whatever it hears of."""
         if isinstance(message, Quota):
             for service in message.services:
-                self._host.head.add_service(service)
+                self._user_table.header.add_service(service)
         self._reporter.receive(now, central, message)
 
     def outgoing(self, now: float) -> list[tuple[str, Report | Ask]]:
@@ -101,7 +102,7 @@ class NodeState:
         return self._reporter.outgoing(now)
 
     def due(self, now: float) -> float:
-        """When `outgoing` has something to say, at the latest; maybe `now`."""
+        """When to call `outgoing` next, at the latest; `now` if it has messages already."""
         return self._reporter.due(now)
 
     def leave(self, now: float) -> list[tuple[str, Report]]:
@@ -112,7 +113,7 @@ class NodeState:
 
     @property
     def boot(self) -> int:
-        """Which life of the counters this is."""
+        """The boot number of the counters."""
         return self._reporter.boot
 
     @property
@@ -121,7 +122,7 @@ class NodeState:
         return self._reporter.epoch
 
     def status(self, now: float) -> NodeStatus:
-        """How the node stands."""
+        """The status of the node."""
         return self._reporter.status(now)
 
     def slot_and_window(self, now: float) -> tuple[int, int]:
@@ -132,8 +133,8 @@ class NodeState:
         return repr(self._reporter).replace("Reporter", "NodeState", 1)
 
 
-class _Start:
-    """The clock as it stands when the node is made; later times come with each call."""
+class _StartClock:
+    """The clock at the time the node is made; later times come with each call."""
 
     def __init__(self, now: float, wall: float) -> None:
         self._now = now
@@ -146,5 +147,5 @@ class _Start:
         return self._wall
 
 
-def _memory() -> str | None:
+def _memory_folder() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None

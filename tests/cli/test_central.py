@@ -224,8 +224,8 @@ def test_what_makes_no_sense_is_exit_code_2(
 STOPPED = [
     (["--limits", "/nowhere/limits.toml"], 2, "/nowhere/limits.toml"),
     (["--limits", "{limits}", "--state", "/nowhere/state"], 2, "must be a folder"),
-    (["--limits", "redis://127.0.0.1:1/0"], 1, "cannot be reached"),
-    (["--limits", "{slips}"], 1, "would have a limit: limit 1 (service 'front', user 'ann')"),
+    (["--limits", "redis://127.0.0.1:1/0"], 1, "cannot reach"),
+    (["--limits", "{slips}"], 1, "would lift all limits: limit 1 (service 'front', user 'ann')"),
     (["--limits", "{limits}", "--listen", "127.0.0.1:{taken}"], 1, "cannot listen on"),
 ]
 

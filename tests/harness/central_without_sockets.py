@@ -8,7 +8,7 @@ from sluicegate.quota import CentralState, Ledger
 from sluicegate.quota.central.http.api import exception_handlers, routes
 from sluicegate.quota.central.http.metrics import CentralMetrics
 from sluicegate.quota.central.sources import open_source
-from sluicegate.quota.central.sources.sync import LimitsKeeper
+from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.messages import Line, Report
 
 __all__ = ["Connected", "StandIn"]
@@ -40,8 +40,8 @@ class StandIn:
 
     def __post_init__(self) -> None:
         ledger = Ledger(slot_seconds=self.slot_seconds)
-        self.keeper = LimitsKeeper(open_source(self.limits), ledger)  # type: ignore[arg-type]
-        self.keeper.begin()
+        self.keeper = LimitsSync(open_source(self.limits), ledger)  # type: ignore[arg-type]
+        self.keeper.load_initial()
         self.time = START
         wall = 100.6 * self.slot_seconds
         self.state = CentralState(self.name, ledger, now=self.time, wall=wall)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-import sluicegate.quota.central.daemon_thread as apart_module
-from sluicegate.quota.central.daemon_thread import apart
+import sluicegate.quota.central.daemon_thread as daemon_thread
+from sluicegate.quota.central.daemon_thread import run_in_daemon_thread
 from tests.harness.waits import PATIENCE
 
 STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
@@ -42,14 +42,14 @@ def leave(
     streams = [Stream(flushing) for _ in STREAMS]
 
     async def begin() -> None:
-        apart(work)
+        run_in_daemon_thread(work)
 
     with pytest.MonkeyPatch.context() as patch:
-        exit_ = apart_module._Exit()
-        patch.setattr(apart_module, "_exit", exit_)
-        patch.setattr(apart_module, "_NAME", "a thread of this test")
-        patch.setattr(apart_module, "_EXIT_SECONDS", exit_seconds)
-        patch.setattr(apart_module, "_FLUSH_SECONDS", flush_seconds)
+        exit_ = daemon_thread._Exit()
+        patch.setattr(daemon_thread, "_exit", exit_)
+        patch.setattr(daemon_thread, "_NAME", "a thread of this test")
+        patch.setattr(daemon_thread, "_EXIT_SECONDS", exit_seconds)
+        patch.setattr(daemon_thread, "_FLUSH_SECONDS", flush_seconds)
         for name, stream in zip(STREAMS, streams, strict=True):
             patch.setattr(sys, name, stream)
         asyncio.run(begin())

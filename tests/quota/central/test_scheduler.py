@@ -9,7 +9,7 @@ from sluicegate.quota.central.net.connections import Switchboard
 from sluicegate.quota.central.net.tokens import Tokens
 from sluicegate.quota.central.scheduler import Pulse
 from sluicegate.quota.central.sources import open_source
-from sluicegate.quota.central.sources.sync import LimitsKeeper
+from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.messages import Line, Report
 from sluicegate.quota.wire import Bounds
 from tests.harness.central import LIMITS
@@ -38,7 +38,7 @@ class Story:
         self.pulse = Pulse(
             Switchboard(
                 self.state,
-                LimitsKeeper(source, self.ledger),
+                LimitsSync(source, self.ledger),
                 tokens=Tokens(),
                 max_connections=1,
                 bounds=Bounds(),

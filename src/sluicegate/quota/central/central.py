@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.central.daemon_thread import apart
+from sluicegate.quota.central.daemon_thread import run_in_daemon_thread
 from sluicegate.quota.central.net.tokens import Tokens, is_loopback
 from sluicegate.quota.ledger.ledger import Assignment, Ledger
 from sluicegate.quota.ledger.service import MakeService, installed_services
@@ -121,7 +121,9 @@ class Central:
             from sluicegate.quota.central.startup import open_board
         except ImportError as error:
             raise ConfigError(f"{_NO_SERVER} ({error})") from error
-        opened = await apart(lambda: open_board(self._limits, self._make_ledger, self._state))
+        opened = await run_in_daemon_thread(
+            lambda: open_board(self._limits, self._make_ledger, self._state)
+        )
         self._source = opened.keeper.source
         try:
             self.board = opened.board(self.name, self._tokens, self._max_connections, self._bounds)
@@ -155,7 +157,9 @@ class Central:
         finally:
             assert self._source is not None
             # One that hangs may hold what it would need to be closed.
-            done, _ = await asyncio.wait([apart(self._source.close)], timeout=_CLOSE_SECONDS)
+            done, _ = await asyncio.wait(
+                [run_in_daemon_thread(self._source.close)], timeout=_CLOSE_SECONDS
+            )
             for closed in done:
                 closed.result()
         _logger.info("central %s has stopped", self.name)

@@ -1,9 +1,9 @@
-"""Runs calls that may never return in threads that nobody has to wait for.
+"""`run_in_daemon_thread`: runs a call that may never return in a thread nobody has to join.
 
-A source of limits may be a file on a mount that is dead, a database that is locked, a function of
-anyone's. The threads of `asyncio.to_thread` are joined when the loop ends, so one that hangs would
-hang the stop too; and there are few of them, so some that hang would hold up all the others. These
-are daemons, one for each call: the end of the process ends them.
+A limits source may be a file on a dead mount, a locked database, or any function of the program.
+The threads of `asyncio.to_thread` are joined when the loop ends, so one that hangs would hang the
+stop, too; and there are few of them, so some that hang would hold up all the others. These are
+daemon threads, one for each call: the end of the process ends them.
 
 The end of a daemon thread needs care. Python freezes it wherever it is, and then flushes stdout and
 stderr. If the thread was in a write to one of them it holds the stream's lock for ever, and Python
@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["apart"]
+__all__ = ["run_in_daemon_thread"]
 
 _Result = TypeVar("_Result")
 
@@ -39,23 +39,23 @@ _FLUSH_SECONDS = 1.0
 _STREAMS = ("stderr", "stdout", "__stderr__", "__stdout__")
 
 
-def apart(work: Callable[[], _Result]) -> "asyncio.Future[_Result]":
-    """What `work` will have returned or raised, for the loop that runs now."""
+def run_in_daemon_thread(work: Callable[[], _Result]) -> "asyncio.Future[_Result]":
+    """Call `work` in a daemon thread; its result or error goes to the running loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_Result] = loop.create_future()
 
-    def tell(settle: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(lambda: None if future.done() else settle())
+    def complete(resolve: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits it any more
+            loop.call_soon_threadsafe(lambda: None if future.done() else resolve())
 
     def run() -> None:
         try:
             result = work()
         except Exception as error:  # noqa: BLE001  raised where it is awaited
             failure = error
-            tell(lambda: future.set_exception(failure))
+            complete(lambda: future.set_exception(failure))
         else:
-            tell(lambda: future.set_result(result))
+            complete(lambda: future.set_result(result))
 
     _exit.prepare()
     threading.Thread(target=run, name=_NAME, daemon=True).start()
@@ -90,10 +90,10 @@ class _Exit:
         if self._flusher is not None and any(thread.is_alive() for thread in running):
             self._begins.set()
             self._flusher.join(_FLUSH_SECONDS)
-            _take_streams()
+            _detach_streams()
 
 
-def _take_streams() -> None:
+def _detach_streams() -> None:
     """Leave no stdout and no stderr for the interpreter to flush or to close."""
     for name in _STREAMS:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(sys, name)))

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from sluicegate.errors import SluicegateError
 from sluicegate.quota.central.net.connections import Switchboard
-from sluicegate.quota.central.sources.sync import LimitsKeeper
+from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.central.state_file import StateFile
 
 __all__ = ["Pulse"]
@@ -133,7 +133,7 @@ class Pulse:
                 _logger.exception("the connections could not be looked after")
 
     async def _limits(self) -> None:
-        keeper: LimitsKeeper = self._board.keeper
+        keeper: LimitsSync = self._board.keeper
         while True:
             await asyncio.sleep(1.0)
             try:

@@ -16,7 +16,7 @@ from sluicegate.quota.central.net.connection import CLASSIC
 from sluicegate.quota.central.net.connections import Switchboard, epoch_bound
 from sluicegate.quota.central.net.tokens import Tokens
 from sluicegate.quota.central.sources import open_source
-from sluicegate.quota.central.sources.sync import LimitsKeeper
+from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.central.state_file import StateFile
 from sluicegate.quota.ledger.ledger import Ledger
@@ -32,7 +32,7 @@ class Opened:
     """What was read from the disk."""
 
     ledger: Ledger
-    keeper: LimitsKeeper
+    keeper: LimitsSync
     state_file: StateFile | None
     epoch: int  # of the life before
 
@@ -63,8 +63,8 @@ def open_board(
     try:
         entries, _ = source.load()
         ledger = make_ledger(entries)
-        keeper = LimitsKeeper(source, ledger)
-        keeper.begin()
+        keeper = LimitsSync(source, ledger)
+        keeper.load_initial()
         file = None if state is None else StateFile(state)
         epoch = 0 if file is None else file.restore(ledger)
     except BaseException:

@@ -76,6 +76,10 @@ class LimitsTable:
         users = dict(self._entries.get(service, {}))
         return self._with(service, user, users, users.pop(user, None), None)
 
+    def replaced_by(self, entries: Iterable[Entry]) -> Self:
+        """A table that has not begun, with `entries` in the place of all of this one."""
+        return type(self)(entries, self._slot_seconds, self)
+
     def _with(
         self,
         service: str,

@@ -180,7 +180,7 @@ def test_a_file_is_not_edited_over_http(tmp_path: Path) -> None:
             client.put("/api/limits", json={"limits": [limit]}),
             client.delete("/api/limits", params={"service": "front", "user": "ann"}),
         ):
-            assert "change it there" in reason(response, 409, "NotEditable")
+            assert "limits source is read-only" in reason(response, 409, "NotEditable")
 
 
 def test_a_source_that_fails_is_told_everywhere(tmp_path: Path) -> None:
@@ -190,10 +190,10 @@ def test_a_source_that_fails_is_told_everywhere(tmp_path: Path) -> None:
         path.unlink()
         limit = {"service": "front", "user": "bob", "requests": 1}
         message = reason(client.put("/api/limits", json=limit), 503, "SourceFailed")
-        assert "it was there, and is gone" in message
+        assert "the file has disappeared" in message
         central.keeper.refresh()
-        assert "is gone" in client.get("/api/limits").json()["error"]
-        assert "is gone" in client.get("/api/status").json()["limits"]["error"]
+        assert "has disappeared" in client.get("/api/limits").json()["error"]
+        assert "has disappeared" in client.get("/api/status").json()["limits"]["error"]
         assert "sluicegate_central_limits_failing 1.0" in client.get("/metrics").text
     central.keeper.source.close()
 

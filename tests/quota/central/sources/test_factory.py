@@ -18,9 +18,9 @@ BOB = Entry("front", "bob", rates={"requests": 1.0})
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("limits.yaml", "must be FILE.toml, FILE.db.* got 'limits.yaml'"),
-        (Path("limits"), "must be FILE.toml.* got 'limits'"),
-        ("", "must be FILE.toml.* got ''"),
+        ("limits.yaml", "expected FILE.toml, FILE.db.* got 'limits.yaml'"),
+        (Path("limits"), "expected FILE.toml.* got 'limits'"),
+        ("", "expected FILE.toml.* got ''"),
         (5, "a function or a list of Entry, got 5"),
         ([{"service": "front"}], "limit 1 .*user is missing, expected a name$"),
         ([ANN, ANN], "limit 2 .*got a second one after limit 1$"),
@@ -35,7 +35,7 @@ def test_a_coroutine_function_is_refused() -> None:
     async def limits() -> list[Entry]:
         return []
 
-    with pytest.raises(ConfigError, match="must be a plain one"):
+    with pytest.raises(ConfigError, match="expected a plain function"):
         open_source(limits)  # type: ignore[arg-type]
 
 
@@ -49,17 +49,17 @@ def test_a_list_can_be_edited() -> None:
     source = open_source([ANN, {"service": "front", "user": "bob", "requests": 1}])
     assert source.is_editable
     assert source.load() == ([ANN, BOB], [])
-    stamps = [source.stamp()]
+    tokens = [source.version_token()]
     assert source.remove("front", "ann")
     assert not source.remove("front", "ann")
-    stamps.append(source.stamp())
+    tokens.append(source.version_token())
     source.put(ANN)
-    stamps.append(source.stamp())
+    tokens.append(source.version_token())
     assert source.load() == ([BOB, ANN], [])
     source.replace([ANN])
-    stamps.append(source.stamp())
+    tokens.append(source.version_token())
     assert source.load() == ([ANN], [])
-    assert len(set(stamps)) == 4
+    assert len(set(tokens)) == 4
     source.close()
 
 
@@ -81,7 +81,7 @@ def test_a_function_gives_entries_or_tables_and_a_bad_one_is_skipped() -> None:
         lambda: source.remove("a", "b"),
         lambda: source.replace([]),
     ):
-        with pytest.raises(NotEditable, match="change them where it takes them from"):
+        with pytest.raises(NotEditable, match="change the limits where it reads them"):
             edit()
     source.close()
 
@@ -104,4 +104,4 @@ def test_a_function_that_raises_says_so() -> None:
 def test_a_function_is_asked_again_after_its_time() -> None:
     now = itertools.count()  # each look at the clock is a second later
     source = FunctionLimits(lambda: [ANN], every=5.0, clock=lambda: float(next(now)))
-    assert len({source.stamp() for _ in range(10)}) == 2
+    assert len({source.version_token() for _ in range(10)}) == 2

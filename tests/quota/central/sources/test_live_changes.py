@@ -152,12 +152,12 @@ class HangsLater(MemoryLimits):
         self.goes_on = threading.Event()
         self.has_answered = False
 
-    def stamp(self) -> object:
+    def version_token(self) -> object:
         self.asked += 1
         if self.asked > 1:
             self.goes_on.wait(PATIENCE)
             self.has_answered = True
-        return super().stamp()
+        return super().version_token()
 
 
 def test_limits_that_hang_do_not_keep_silent_callers_or_the_stop(
@@ -179,5 +179,5 @@ def test_limits_that_hang_do_not_keep_silent_callers_or_the_stop(
 
 def test_a_central_without_its_limits_does_not_start(tmp_path: Path) -> None:
     central = Central(tmp_path / "none.toml", listen="127.0.0.1:0")
-    with pytest.raises(ConfigError, match="none.toml cannot be read"), central:
+    with pytest.raises(ConfigError, match="cannot read .*none.toml"), central:
         pass

@@ -47,13 +47,13 @@ def test_every_way_to_a_redis_leads_to_the_same_limits(redis_server: RedisServer
         closing(open_source(redis_server.url)) as one,
         closing(open_source(redis_server.unix_url)) as other,
     ):
-        stamps = [other.stamp(), other.stamp()]
+        tokens = [other.version_token(), other.version_token()]
         one.put(ANN)
-        stamps.append(other.stamp())
+        tokens.append(other.version_token())
         other.remove("front", "ann")
-        stamps.append(other.stamp())
-        assert stamps[0] == stamps[1]
-        assert len(set(stamps)) == 3
+        tokens.append(other.version_token())
+        assert tokens[0] == tokens[1]
+        assert len(set(tokens)) == 3
 
 
 def test_thousands_of_entries_come_and_go_whole(source: LimitsSource) -> None:
@@ -66,13 +66,13 @@ def test_what_was_written_by_hand_is_told_and_skipped(
     source: LimitsSource, redis_server: RedisServer
 ) -> None:
     source.put(ANN)
-    before = source.stamp()
+    before = source.version_token()
     with redis_server.client as client:
         client.hset(KEY, "zoe", "5 per second")
         client.hset(KEY, '["front", "zoe"]', '{"service": "front", "user": "eve", "requests": 1}')
         client.hset(KEY, '["a", "b"]', json.dumps({"service": "a", "user": "b", "requests": -1}))
         client.incr(f"{KEY}:version")
-    assert source.stamp() != before
+    assert source.version_token() != before
     entries, complaints = source.load()
     assert entries == [ANN]
     assert len(complaints) == 3
@@ -86,8 +86,8 @@ def test_a_redis_that_lost_its_data_lifts_no_limits(
     source.load()
     with redis_server.client as client:
         client.flushall()
-    for ask in (source.stamp, source.load, lambda: source.put(BOB)):
-        with pytest.raises(ConfigError, match="are gone: set them all anew"):
+    for ask in (source.version_token, source.load, lambda: source.put(BOB)):
+        with pytest.raises(ConfigError, match="are lost: set them all again"):
             ask()
     source.replace([BOB])
     assert source.load()[0] == [BOB]
@@ -96,8 +96,10 @@ def test_a_redis_that_lost_its_data_lifts_no_limits(
 def test_a_redis_that_is_away_says_so(source: LimitsSource, redis_server: RedisServer) -> None:
     source.put(ANN)
     redis_server.kill()
-    for ask in (source.stamp, source.load, lambda: source.put(BOB)):
-        with pytest.raises(Unavailable, match=f"127.0.0.1:{redis_server.port} cannot be reached"):
+    for ask in (source.version_token, source.load, lambda: source.put(BOB)):
+        with pytest.raises(
+            Unavailable, match=f"cannot reach limits at redis://127.0.0.1:{redis_server.port}"
+        ):
             ask()
     redis_server.start()
     source.replace([BOB])

@@ -1,4 +1,4 @@
-"""The keeper: limits follow their source, and a source that fails changes nothing."""
+"""`LimitsSync`: limits follow their source, and a source that fails changes nothing."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from sluicegate.quota import Entry, Ledger
 from sluicegate.quota.central.sources import LimitsSource, NotEditable, open_source
 from sluicegate.quota.central.sources.edits import Put, Remove, Replace
 from sluicegate.quota.central.sources.sqlite_file import SqliteFile
-from sluicegate.quota.central.sources.sync import LimitsKeeper, NoValidLimits
+from sluicegate.quota.central.sources.sync import LimitsSync, NoValidLimits
 from tests.harness.waits import PATIENCE, wait_for
 
 ANN = Entry("front", "ann", rates={"requests": 5.0})
@@ -35,42 +35,42 @@ def until(event: threading.Event) -> None:
     assert event.wait(PATIENCE)
 
 
-def keeper_of(limits: object) -> tuple[LimitsKeeper, Ledger]:
+def sync_of(limits: object) -> tuple[LimitsSync, Ledger]:
     ledger = Ledger()
-    return LimitsKeeper(open_source(limits), ledger), ledger  # type: ignore[arg-type]
+    return LimitsSync(open_source(limits), ledger), ledger  # type: ignore[arg-type]
 
 
 def test_limits_hold_from_the_first_report_on() -> None:
-    keeper, ledger = keeper_of([ANN])
-    keeper.begin()
+    limits_sync, ledger = sync_of([ANN])
+    limits_sync.load_initial()
     ledger.begin(1)
     assert ledger.services == ["front"]
     assert ledger.entry("front", "ann") == ANN
-    assert keeper.entries == [ANN]
-    assert keeper.loaded_at == pytest.approx(time.time(), abs=60)
+    assert limits_sync.entries == [ANN]
+    assert limits_sync.loaded_at == pytest.approx(time.time(), abs=60)
 
 
 def test_limits_that_change_hold_from_the_next_assignment_on() -> None:
-    keeper, ledger = keeper_of([ANN])
-    keeper.begin()
+    limits_sync, ledger = sync_of([ANN])
+    limits_sync.load_initial()
     ledger.begin(1)
-    assert not keeper.refresh()
-    keeper.put(BOB)
-    assert keeper.entries == [ANN, BOB]
+    assert not limits_sync.refresh()
+    limits_sync.put(BOB)
+    assert limits_sync.entries == [ANN, BOB]
     assert ledger.entry("front", "bob") is None
     ledger.assign(1)
     assert ledger.entry("front", "bob") == BOB
-    assert keeper.remove("front", "ann")
-    assert not keeper.remove("front", "ann")
-    keeper.replace([ANN])
+    assert limits_sync.remove("front", "ann")
+    assert not limits_sync.remove("front", "ann")
+    limits_sync.replace([ANN])
     ledger.assign(2)
     assert ledger.entry("front", "bob") is None
 
 
 def test_without_limits_at_the_start_nothing_starts(tmp_path: Path) -> None:
-    keeper, _ = keeper_of(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="none.toml cannot be read"):
-        keeper.begin()
+    limits_sync, _ = sync_of(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot read .*none.toml"):
+        limits_sync.load_initial()
 
 
 SLIPS = {
@@ -84,22 +84,22 @@ SLIPS = {
 def test_entries_of_which_none_is_valid_never_mean_no_limits(tmp_path: Path, text: str) -> None:
     path = tmp_path / "limits.toml"
     write(path, text)
-    keeper, _ = keeper_of(path)
-    with pytest.raises(NoValidLimits, match=r"limits.toml has entries and none is valid.*limit"):
-        keeper.begin()
+    limits_sync, _ = sync_of(path)
+    with pytest.raises(NoValidLimits, match=r"limits.toml has entries, but none is valid.*limit"):
+        limits_sync.load_initial()
     write(path, FILE)
-    keeper.begin()
+    limits_sync.load_initial()
     path.write_text(text)
-    keeper.refresh()
-    assert keeper.entries == [ANN]
-    assert keeper.error or keeper.complaints
+    limits_sync.refresh()
+    assert limits_sync.entries == [ANN]
+    assert limits_sync.error or limits_sync.complaints
 
 
 def test_of_many_complaints_the_first_ten_are_told(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     write(path, FILE.replace("= 5", "= -1") * 12)
     with pytest.raises(NoValidLimits, match=r"limit 10 .*got -1; and 2 more$"):
-        keeper_of(path)[0].begin()
+        sync_of(path)[0].load_initial()
 
 
 @pytest.mark.parametrize("text", ["", "# none yet\n", FILE + FILE.replace("= 5", "= -1")])
@@ -108,23 +108,23 @@ def test_a_file_that_is_empty_on_purpose_or_good_in_part_is_taken(
 ) -> None:
     path = tmp_path / "limits.toml"
     write(path, text)
-    keeper, _ = keeper_of(path)
-    keeper.begin()
-    assert keeper.entries == ([ANN] if text.startswith("[[limit]]") else [])
+    limits_sync, _ = sync_of(path)
+    limits_sync.load_initial()
+    assert limits_sync.entries == ([ANN] if text.startswith("[[limit]]") else [])
 
 
 def test_the_last_good_entry_can_be_removed_beside_a_bad_one(tmp_path: Path) -> None:
     path = tmp_path / "limits.db"
-    keeper, _ = keeper_of(path)
-    keeper.begin()
-    keeper.put(ANN)
+    limits_sync, _ = sync_of(path)
+    limits_sync.load_initial()
+    limits_sync.put(ANN)
     with closing(sqlite3.connect(path)) as hand, hand:
         hand.execute("INSERT INTO limits VALUES ('front', 'bob', 10, '{}')")
-    keeper.refresh()
-    assert keeper.entries == [ANN]
-    assert keeper.remove("front", "ann")
-    assert keeper.entries == []
-    assert keeper.error is None
+    limits_sync.refresh()
+    assert limits_sync.entries == [ANN]
+    assert limits_sync.remove("front", "ann")
+    assert limits_sync.entries == []
+    assert limits_sync.error is None
 
 
 def test_a_bad_file_keeps_the_limits_and_says_why_once(
@@ -132,32 +132,32 @@ def test_a_bad_file_keeps_the_limits_and_says_why_once(
 ) -> None:
     path = tmp_path / "limits.toml"
     write(path, FILE)
-    keeper, ledger = keeper_of(path)
-    keeper.begin()
+    limits_sync, ledger = sync_of(path)
+    limits_sync.load_initial()
     caplog.clear()
     caplog.set_level(logging.INFO)
     write(path, FILE + "nonsense\n")
     for _ in range(3):
-        assert not keeper.refresh()
-    assert keeper.entries == [ANN]
+        assert not limits_sync.refresh()
+    assert limits_sync.entries == [ANN]
     assert ledger.entry("front", "ann") == ANN
-    assert keeper.error is not None
-    assert "line 5" in keeper.error
-    assert keeper.errors == 3
+    assert limits_sync.error is not None
+    assert "line 5" in limits_sync.error
+    assert limits_sync.errors == 3
     told = [record.levelname for record in caplog.records if str(path) in record.getMessage()]
     assert told == ["ERROR"]
     write(path, FILE.replace("ann", "bob"))
-    assert keeper.refresh()
-    assert keeper.error is None
-    assert [entry.user for entry in keeper.entries] == ["bob"]
+    assert limits_sync.refresh()
+    assert limits_sync.error is None
+    assert [entry.user for entry in limits_sync.entries] == ["bob"]
 
 
 def test_complaints_are_logged_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "limits.toml"
     write(path, FILE + '[[limit]]\nservice = "front"\n')
-    keeper, _ = keeper_of(path)
-    keeper.begin()
-    (complaint,) = keeper.complaints
+    limits_sync, _ = sync_of(path)
+    limits_sync.load_initial()
+    (complaint,) = limits_sync.complaints
     assert "user is missing" in complaint
     assert complaint in caplog.text
 
@@ -165,19 +165,19 @@ def test_complaints_are_logged_and_kept(tmp_path: Path, caplog: pytest.LogCaptur
 def test_a_slip_in_an_entry_that_was_good_lifts_no_limit(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     write(path, FILE)
-    keeper, _ = keeper_of(path)
-    keeper.begin()
+    limits_sync, _ = sync_of(path)
+    limits_sync.load_initial()
     new = '[[limit]]\nservice = "front"\nuser = "carl"\nrequests = "2"\n'
     path.write_text(FILE.replace("= 5", '= "5"') + new)
-    keeper.refresh()
-    assert keeper.entries == [ANN]
-    ann, carl = keeper.complaints
-    assert ann.endswith("skipped: it stays as it was")
+    limits_sync.refresh()
+    assert limits_sync.entries == [ANN]
+    ann, carl = limits_sync.complaints
+    assert ann.endswith("skipped: its previous value is kept")
     assert carl.endswith("skipped")
     path.write_text(FILE.replace("= 5", "= 6"))
-    keeper.refresh()
-    assert [entry.rates for entry in keeper.entries] == [{"requests": 6.0}]
-    assert keeper.complaints == []
+    limits_sync.refresh()
+    assert [entry.rates for entry in limits_sync.entries] == [{"requests": 6.0}]
+    assert limits_sync.complaints == []
 
 
 def test_a_function_that_says_the_same_changes_nothing() -> None:
@@ -187,16 +187,16 @@ def test_a_function_that_says_the_same_changes_nothing() -> None:
         asked.append(1)
         return [Entry("front", "ann", rates={"requests": 5.0})]
 
-    source = AnyStamp(open_source(limits))
+    source = AlwaysChanged(open_source(limits))
     ledger = Ledger()
-    keeper = LimitsKeeper(source, ledger)
-    keeper.begin()
-    assert [keeper.refresh() for _ in range(3)] == [False, False, False]
+    limits_sync = LimitsSync(source, ledger)
+    limits_sync.load_initial()
+    assert [limits_sync.refresh() for _ in range(3)] == [False, False, False]
     assert len(asked) == 4
 
 
-class AnyStamp:
-    """A source whose stamp is always another, and whose loading can be held up."""
+class AlwaysChanged:
+    """A source whose version token changes with every call, and whose loading can be held up."""
 
     name = "always another"
     is_editable = False
@@ -205,7 +205,7 @@ class AnyStamp:
         self._source = source
         self._before_load = before_load
 
-    def stamp(self) -> object:
+    def version_token(self) -> object:
         return object()
 
     def load(self) -> tuple[list[Entry], list[str]]:
@@ -233,34 +233,34 @@ def test_a_source_of_another_that_fails_or_doubles_stops_nothing() -> None:
         if faults:
             raise faults.pop()
 
-    keeper = LimitsKeeper(AnyStamp(open_source(lambda: [ANN, ANN, BOB]), fail), Ledger())
-    keeper.begin()
-    assert keeper.entries == [ANN, BOB]
-    assert len(keeper.complaints) == 1
+    limits_sync = LimitsSync(AlwaysChanged(open_source(lambda: [ANN, ANN, BOB]), fail), Ledger())
+    limits_sync.load_initial()
+    assert limits_sync.entries == [ANN, BOB]
+    assert len(limits_sync.complaints) == 1
     faults.append(KeyError("limits"))
-    assert not keeper.refresh()
-    assert keeper.error == "always another failed: KeyError('limits')"
-    assert not keeper.refresh()
-    assert keeper.error is None
+    assert not limits_sync.refresh()
+    assert limits_sync.error == "always another failed: KeyError('limits')"
+    assert not limits_sync.refresh()
+    assert limits_sync.error is None
 
 
 def test_what_is_not_ours_to_edit_is_refused() -> None:
-    keeper, _ = keeper_of(lambda: [ANN])
-    keeper.begin()
+    limits_sync, _ = sync_of(lambda: [ANN])
+    limits_sync.load_initial()
     with pytest.raises(NotEditable):
-        keeper.put(BOB)
-    assert keeper.error is None
+        limits_sync.put(BOB)
+    assert limits_sync.error is None
 
 
 def test_readings_are_applied_in_their_order_and_one_that_is_lost_is_read_again() -> None:
-    keeper, _ = keeper_of([ANN])
-    first = keeper.read()
-    again = keeper.read()
+    limits_sync, _ = sync_of([ANN])
+    first = limits_sync.read()
+    again = limits_sync.read()
     assert first is not None
     assert again is not None
-    assert keeper.apply(again)
-    assert not keeper.apply(first)
-    assert keeper.read() is None
+    assert limits_sync.apply_reading(again)
+    assert not limits_sync.apply_reading(first)
+    assert limits_sync.read() is None
 
 
 class Counted(SqliteFile):
@@ -277,8 +277,8 @@ def test_a_change_of_ours_reads_nothing_again_and_one_of_another_does(tmp_path: 
     """With 100,000 limits, to set one of them took seconds."""
     source, other = Counted(tmp_path / "limits.db"), SqliteFile(tmp_path / "limits.db")
     ledger = Ledger()
-    keeper = LimitsKeeper(source, ledger)
-    keeper.begin()
+    limits_sync = LimitsSync(source, ledger)
+    limits_sync.load_initial()
     for change, expected in (
         (Put(ANN), [ANN]),
         (Put(BOB), [ANN, BOB]),
@@ -287,16 +287,16 @@ def test_a_change_of_ours_reads_nothing_again_and_one_of_another_does(tmp_path: 
         (Remove("front", "ann"), [BOB]),
         (Replace([BOB, ANN]), [BOB, ANN]),
     ):
-        _, reading = keeper.edit(change)
+        _, reading = limits_sync.edit(change)
         if reading is not None:
-            keeper.apply(reading)
-        assert keeper.entries == expected
+            limits_sync.apply_reading(reading)
+        assert limits_sync.entries == expected
         assert ledger.entry("front", "bob") == (BOB if BOB in expected else None)
-        assert not keeper.refresh()
+        assert not limits_sync.refresh()
     assert source.loads == 1
     other.put(CARL)
-    keeper.put(BOB)
-    assert keeper.entries == [ANN, BOB, CARL]
+    limits_sync.put(BOB)
+    assert limits_sync.entries == [ANN, BOB, CARL]
     assert source.loads == 2
     source.close()
     other.close()
@@ -304,25 +304,25 @@ def test_a_change_of_ours_reads_nothing_again_and_one_of_another_does(tmp_path: 
 
 def test_a_change_whose_reading_was_lost_is_in_the_next_one() -> None:
     """Who asked for it has hung up meanwhile."""
-    keeper, _ = keeper_of([ANN])
-    keeper.begin()
-    keeper.edit(Put(BOB))
-    keeper.put(CARL)
-    assert keeper.entries == [ANN, BOB, CARL]
+    limits_sync, _ = sync_of([ANN])
+    limits_sync.load_initial()
+    limits_sync.edit(Put(BOB))
+    limits_sync.put(CARL)
+    assert limits_sync.entries == [ANN, BOB, CARL]
 
 
 def test_a_source_that_hangs_is_told_and_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicegate.quota.central.sources.sync._SILENCE", 0.05)
+    monkeypatch.setattr("sluicegate.quota.central.sources.sync._HUNG_AFTER", 0.05)
     hold = threading.Event()
-    keeper = LimitsKeeper(AnyStamp(open_source([ANN]), lambda: until(hold)), Ledger())
+    limits_sync = LimitsSync(AlwaysChanged(open_source([ANN]), lambda: until(hold)), Ledger())
 
     async def story() -> None:
-        reading = asyncio.create_task(keeper.refresh_async())
-        await asyncio.to_thread(wait_for, lambda: keeper.error)
-        assert keeper.error == "always another has not answered for 0.05 s"
+        reading = asyncio.create_task(limits_sync.refresh_async())
+        await asyncio.to_thread(wait_for, lambda: limits_sync.error)
+        assert limits_sync.error == "always another has not answered for 0.05 s"
         hold.set()
         assert await reading
-        assert keeper.error is None
+        assert limits_sync.error is None
 
     asyncio.run(story())
 
@@ -330,16 +330,16 @@ def test_a_source_that_hangs_is_told_and_heard_again(monkeypatch: pytest.MonkeyP
 def test_changes_do_not_pile_up_before_a_source_that_hangs() -> None:
     hold = threading.Event()
     source = open_source([ANN])
-    keeper = LimitsKeeper(AnyStamp(source, lambda: until(hold)), Ledger())
+    limits_sync = LimitsSync(AlwaysChanged(source, lambda: until(hold)), Ledger())
 
     async def story() -> None:
-        edits = [asyncio.create_task(keeper.edit_async(Put(BOB))) for _ in range(17)]
+        edits = [asyncio.create_task(limits_sync.edit_async(Put(BOB))) for _ in range(17)]
         done, _ = await asyncio.wait(edits, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
-        with pytest.raises(ConfigError, match="16 changes of always another go on; try again"):
+        with pytest.raises(ConfigError, match="edits of always another: 16 are running; try again"):
             done.pop().result()
         hold.set()
         await asyncio.wait(edits, timeout=PATIENCE)
-        await keeper.edit_async(Put(BOB))
+        await limits_sync.edit_async(Put(BOB))
 
     asyncio.run(story())
 
@@ -351,15 +351,15 @@ def test_a_loop_does_not_wait_for_a_source() -> None:
         asked.set()
         until(held)
 
-    keeper = LimitsKeeper(AnyStamp(open_source([ANN]), wait), Ledger())
+    limits_sync = LimitsSync(AlwaysChanged(open_source([ANN]), wait), Ledger())
 
     async def story() -> None:
-        reading = asyncio.create_task(keeper.refresh_async())
+        reading = asyncio.create_task(limits_sync.refresh_async())
         await asyncio.to_thread(until, asked)
-        assert not await keeper.refresh_async()  # another one asks already
+        assert not await limits_sync.refresh_async()  # another one asks already
         held.set()
         assert await reading
-        await keeper.edit_async(Put(BOB))
+        await limits_sync.edit_async(Put(BOB))
 
     asyncio.run(story())
-    assert keeper.entries == [ANN, BOB]
+    assert limits_sync.entries == [ANN, BOB]

@@ -6,7 +6,7 @@ Times called `now` and `quota_sent` are monotonic, `started` and `since` are wal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from sluicegate.quota.central.sources.sync import LimitsKeeper
+from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.central.state import CentralState
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class CentralView(Protocol):
     def state(self) -> CentralState: ...
 
     @property
-    def keeper(self) -> LimitsKeeper: ...
+    def keeper(self) -> LimitsSync: ...
 
     @property
     def metrics(self) -> "CentralMetrics": ...

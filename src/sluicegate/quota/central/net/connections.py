@@ -28,7 +28,7 @@ from sluicegate.quota.central.net.handshake import Handshake, admit
 from sluicegate.quota.central.net.session import NodeSession
 from sluicegate.quota.central.net.tokens import Tokens
 from sluicegate.quota.central.net.websocket import NodeSocket, Receiving, Session
-from sluicegate.quota.central.sources.sync import LimitsKeeper
+from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.wire import Bounds, CentralWire
@@ -60,7 +60,7 @@ class Switchboard:
     def __init__(
         self,
         state: CentralState,
-        keeper: LimitsKeeper,
+        keeper: LimitsSync,
         *,
         tokens: Tokens,
         max_connections: int,

@@ -1,6 +1,11 @@
 """Where a central's limits come from: a TOML file, SQLite, Redis, a function, or a list."""
 
 from sluicegate.quota.central.sources.factory import open_source
-from sluicegate.quota.central.sources.source import Limits, LimitsSource, NotEditable, TellsChanges
+from sluicegate.quota.central.sources.source import (
+    Limits,
+    LimitsSource,
+    NotEditable,
+    TracksOwnWrites,
+)
 
-__all__ = ["Limits", "LimitsSource", "NotEditable", "TellsChanges", "open_source"]
+__all__ = ["Limits", "LimitsSource", "NotEditable", "TracksOwnWrites", "open_source"]

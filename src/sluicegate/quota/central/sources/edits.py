@@ -1,11 +1,9 @@
-"""The changes that can be made to limits: one entry is set, one is removed, all are replaced.
+"""The edits of limits: set one entry, remove one, replace all.
 
-Each knows how the source is changed, and what the limits are after it if they were known before
-it. To read 100,000 entries again because of one takes seconds; to know what they are now, a
-few hundredths of one.
+Each can be applied to a source, and to the limits that were loaded from it before. Loading 100,000
+entries again because of one takes seconds; applying the edit to the table, a few hundredths of one.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,10 +11,9 @@ from sluicegate.quota.central.sources import LimitsSource
 from sluicegate.quota.ledger.entry import Entry
 from sluicegate.quota.ledger.limits_table import LimitsTable
 
-__all__ = ["Change", "Known", "Put", "Remove", "Replace"]
+__all__ = ["Change", "LoadedLimits", "Put", "Remove", "Replace"]
 
-Known: TypeAlias = tuple[list[Entry], LimitsTable]
-_Prepare: TypeAlias = Callable[[Iterable[Entry], LimitsTable], LimitsTable]
+LoadedLimits: TypeAlias = tuple[list[Entry], LimitsTable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +22,12 @@ class Put:
 
     entry: Entry
 
-    def make(self, source: LimitsSource) -> bool:
+    def apply_to_source(self, source: LimitsSource) -> bool:
         source.put(self.entry)
         return True
 
-    def after(self, known: Known, prepare: _Prepare) -> Known:
-        entries, table = known
+    def apply_to_table(self, limits: LoadedLimits) -> LoadedLimits:
+        entries, table = limits
         new = self.entry
         changed = [
             new if entry.user == new.user and entry.service == new.service else entry
@@ -43,16 +40,16 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Take the entry of a service and user away; done: whether there was one."""
+    """Remove the entry of a service and user; done: whether there was one."""
 
     service: str
     user: str
 
-    def make(self, source: LimitsSource) -> bool:
+    def apply_to_source(self, source: LimitsSource) -> bool:
         return source.remove(self.service, self.user)
 
-    def after(self, known: Known, prepare: _Prepare) -> Known:
-        entries, table = known
+    def apply_to_table(self, limits: LoadedLimits) -> LoadedLimits:
+        entries, table = limits
         left = [
             entry for entry in entries if entry.user != self.user or entry.service != self.service
         ]
@@ -61,16 +58,16 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """These, and no others."""
+    """Replace all entries."""
 
     entries: list[Entry]
 
-    def make(self, source: LimitsSource) -> bool:
+    def apply_to_source(self, source: LimitsSource) -> bool:
         source.replace(self.entries)
         return True
 
-    def after(self, known: Known, prepare: _Prepare) -> Known:
-        return self.entries, prepare(self.entries, known[1])
+    def apply_to_table(self, limits: LoadedLimits) -> LoadedLimits:
+        return self.entries, limits[1].replaced_by(self.entries)
 
 
 Change: TypeAlias = Put | Remove | Replace

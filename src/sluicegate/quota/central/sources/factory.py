@@ -1,4 +1,4 @@
-"""From what people write after `--limits`, or hand to a central, to the source that is meant."""
+"""`open_source`: creates the limits source from `--limits` or the argument of a `Central`."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ _KINDS = "FILE.toml, FILE.db, FILE.sqlite, FILE.sqlite3, redis://, rediss:// or 
 
 
 def open_source(spec: "str | Path | LimitsSource | Callable[[], Limits] | Limits") -> LimitsSource:
-    """The source that `spec` names, or is. `ConfigError` when it cannot be one.
+    """The source that `spec` names, or is. Raises `ConfigError` if it is neither.
 
     A path's suffix says what it is; a function is called every few seconds; a list stays in memory.
     """
@@ -31,13 +31,17 @@ def open_source(spec: "str | Path | LimitsSource | Callable[[], Limits] | Limits
             return TomlFile(path)
         if path.suffix in _SQLITE:
             return SqliteFile(path)
-        raise ConfigError(f"the limits must be {_KINDS}, got {str(spec)!r}")
+        raise ConfigError(f"invalid limits source: expected {_KINDS}, got {str(spec)!r}")
     if isinstance(spec, LimitsSource):
         return spec
     if inspect.iscoroutinefunction(spec):
-        raise ConfigError(f"the function for the limits must be a plain one, got {spec!r}")
+        raise ConfigError(
+            f"invalid limits source: expected a plain function, got a coroutine function: {spec!r}"
+        )
     if callable(spec):
         return FunctionLimits(spec)
     if isinstance(spec, Iterable):
         return MemoryLimits(spec)
-    raise ConfigError(f"the limits must be {_KINDS}, a function or a list of Entry, got {spec!r}")
+    raise ConfigError(
+        f"invalid limits source: expected {_KINDS}, a function or a list of Entry, got {spec!r}"
+    )

@@ -1,7 +1,7 @@
-"""Limits that a function of the program tells, out of whatever place it likes.
+"""`FunctionLimits`: a limits source that calls a function of the program.
 
-It takes nothing and returns entries, or the flat tables of a limits file as dicts. It is called
-every few seconds, in a thread. When it raises, the limits stay as they are.
+The function takes no arguments and returns entries, or the flat tables of a limits file as dicts.
+It is called every few seconds, in a thread. When it raises, the limits are unchanged.
 """
 
 import time
@@ -15,7 +15,7 @@ __all__ = ["FunctionLimits"]
 
 
 class FunctionLimits:
-    """What `function` returns, asked again every `every` seconds."""
+    """The entries that `function` returns, called again every `every` seconds."""
 
     is_editable = False
 
@@ -38,24 +38,24 @@ class FunctionLimits:
         try:
             return read_tables(self._function())
         except Exception as error:
-            # It is the program's own, and may raise what it likes: that must not stop us.
+            # Code of the program may raise anything: that must not stop the central.
             raise ConfigError(f"{self.name} failed: {error!r}") from error
 
-    def stamp(self) -> object:
+    def version_token(self) -> object:
         return self._clock() // self._every
 
     def put(self, entry: Entry) -> None:
-        raise self._refusal()
+        raise self._not_editable()
 
     def remove(self, service: str, user: str) -> bool:
-        raise self._refusal()
+        raise self._not_editable()
 
     def replace(self, entries: Iterable[Entry]) -> None:
-        raise self._refusal()
+        raise self._not_editable()
 
-    def _refusal(self) -> NotEditable:
+    def _not_editable(self) -> NotEditable:
         return NotEditable(
-            f"the limits come from {self.name}: change them where it takes them from"
+            f"limits source is read-only: {self.name}; change the limits where it reads them"
         )
 
     def close(self) -> None:

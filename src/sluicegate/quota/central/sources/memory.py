@@ -1,4 +1,4 @@
-"""Limits that a program hands over as a list: they can be edited, and live as long as it does."""
+"""`MemoryLimits`: a list of limits in memory, editable, lost when the program ends."""
 
 import threading
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class MemoryLimits:
     def __init__(self, limits: Limits) -> None:
         entries, faults = read_tables(limits)
         if faults:
-            # Whoever made the list can hear of it now: nothing has to be saved from it.
+            # The program can fix its list now: no running central depends on it.
             raise ConfigError(faults[0].removesuffix("; skipped"))
         self._lock = threading.Lock()
         self._entries = _by_name(entries)
@@ -32,10 +32,10 @@ class MemoryLimits:
         with self._lock:
             return list(self._entries.values()), []
 
-    def stamp(self) -> object:
+    def version_token(self) -> object:
         return self._version
 
-    def is_ours(self, before: object, after: object) -> bool:
+    def is_own_write(self, before: object, after: object) -> bool:
         return isinstance(before, int) and after == before + 1
 
     def put(self, entry: Entry) -> None:

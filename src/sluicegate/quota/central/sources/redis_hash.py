@@ -1,11 +1,11 @@
-"""Limits in Redis: for centrals on several hosts that are to have the same ones.
+"""`RedisHash`: limits in Redis, for centrals on several hosts that share them.
 
     sluicegate:{limits}            a hash: ["service", "user"] -> the flat table, both as JSON
-    sluicegate:{limits}:version    a number that each change makes larger
+    sluicegate:{limits}:version    a number that increases with each change
 
 The braces keep both on one server of a cluster. A change and its number are one script, not a
 transaction: a script is one command, which is sent elsewhere as a whole when the server has
-changed. Who writes the hash by hand makes the number larger (INCR), else nobody looks.
+changed. After writing the hash by hand, increment the number (INCR): otherwise nobody reads it.
 
 A Redis that does not answer, or that has lost the number after it once had one (restarted
 without its data, say), is an error: what is missing there must not lift the limits here.
@@ -37,10 +37,10 @@ for i = 1, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 return redis.call('INCR', KEYS[2])
 """
 _TIMEOUT = 2.0  # seconds, for each round trip
-_AT_ONCE = 1000
+_SCAN_COUNT = 1000
 _TRIES = 5
-# What Redis answers when it is there, and will answer again until somebody changes something.
-_WRONG_SETTINGS = ("ERR", "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM")
+# Errors that Redis repeats until somebody changes its configuration or data.
+_CONFIG_ERRORS = ("ERR", "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM")
 
 
 class RedisHash:
@@ -52,50 +52,52 @@ class RedisHash:
         try:
             self._pool = RedisPool(url, _TIMEOUT)
         except (ValueError, ModuleNotFoundError, OSError) as error:
-            raise ConfigError(f"the limits cannot come from this Redis URL: {error}") from None
+            raise ConfigError(f"invalid Redis URL for limits: {error}") from None
         self.name = f"{url.partition('://')[0]}://{self._pool.address}"
         self._hash = f"{prefix}{{limits}}"
         self._version = f"{prefix}{{limits}}:version"
-        self._has_been_there = False
+        self._had_version = False
 
     def __repr__(self) -> str:
         return f"RedisHash({self.name!r})"
 
     def load(self) -> tuple[list[Entry], list[str]]:
         for _ in range(_TRIES):
-            before = self.stamp()
+            before = self.version_token()
             fields = self._scan()
-            if self.stamp() == before:
+            if self.version_token() == before:
                 return _read(fields)
-        raise ConfigError(f"the limits at {self.name} are changed faster than they can be read")
+        raise ConfigError(
+            f"cannot read limits from {self.name}: they change faster than they can be read"
+        )
 
     def _scan(self) -> dict[bytes, bytes]:
         """The whole hash, in pieces: in one piece it may be larger than a reply may be."""
         fields: dict[bytes, bytes] = {}
         cursor = b"0"
         while True:
-            cursor, pairs = self._ask("HSCAN", self._hash, cursor, "COUNT", _AT_ONCE)
+            cursor, pairs = self._call("HSCAN", self._hash, cursor, "COUNT", _SCAN_COUNT)
             fields.update(zip(pairs[::2], pairs[1::2], strict=True))
             if cursor == b"0":
                 return fields
 
-    def stamp(self) -> object:
-        version: object = self._ask("GET", self._version)
+    def version_token(self) -> object:
+        version: object = self._call("GET", self._version)
         if version is not None:
-            self._has_been_there = True
-        elif self._has_been_there:
+            self._had_version = True
+        elif self._had_version:
             raise ConfigError(
-                f"the limits at {self.name} are gone: set them all anew, or bring its data back"
+                f"limits at {self.name} are lost: set them all again, or restore the data of Redis"
             )
         return version
 
-    def is_ours(self, before: object, after: object) -> bool:
+    def is_own_write(self, before: object, after: object) -> bool:
         if not isinstance(before, bytes) or not isinstance(after, bytes):
             return False
         return before.isdigit() and after.isdigit() and int(after) == int(before) + 1
 
     def put(self, entry: Entry) -> None:
-        self.stamp()  # one entry alone must not take the place of limits that were lost
+        self.version_token()  # a single entry must not replace limits that were lost
         self._run(_PUT, *_field_and_value(entry))
 
     def remove(self, service: str, user: str) -> bool:
@@ -105,17 +107,17 @@ class RedisHash:
         self._run(_REPLACE, *(word for entry in entries for word in _field_and_value(entry)))
 
     def _run(self, script: str, *arguments: str) -> Any:
-        return self._ask("EVAL", script, 2, self._hash, self._version, *arguments)
+        return self._call("EVAL", script, 2, self._hash, self._version, *arguments)
 
-    def _ask(self, *words: bytes | str | int) -> Any:
+    def _call(self, *words: bytes | str | int) -> Any:
         try:
             return self._pool.call(*words, key=self._hash.encode())
         except ErrorReply as error:
-            if error.code in _WRONG_SETTINGS and not error.is_of_replica:
-                raise ConfigError(f"the limits at {self.name} cannot be used: {error}") from None
-            raise Unavailable(f"the limits at {self.name} cannot be had: {error}") from None
+            if error.code in _CONFIG_ERRORS and not error.is_of_replica:
+                raise ConfigError(f"cannot use limits at {self.name}: {error}") from None
+            raise Unavailable(f"cannot read or write limits at {self.name}: {error}") from None
         except SluicegateError as error:
-            raise Unavailable(f"the limits at {self.name} cannot be reached: {error}") from None
+            raise Unavailable(f"cannot reach limits at {self.name}: {error}") from None
 
     def close(self) -> None:
         self._pool.close()
@@ -142,7 +144,7 @@ def _read(fields: dict[bytes, bytes]) -> tuple[list[Entry], list[str]]:
                 raise ValueError
         except (ValueError, TypeError, LookupError, RecursionError):
             bad.append(
-                f"the field {field.decode(errors='replace')!r}: expected a JSON object with this "
+                f"field {field.decode(errors='replace')!r}: expected a JSON object with this "
                 f"service and user, got {value[:200].decode(errors='replace')!r}; skipped"
             )
         else:

@@ -1,11 +1,11 @@
-"""Limits in an SQLite database: the place for limits that are edited through the API.
+"""`SqliteFile`: limits in an SQLite database, for limits that are edited through the API.
 
 One row is one entry:
 
     CREATE TABLE limits (service TEXT, user TEXT, burst_seconds REAL, rates TEXT, ...)
 
-where `rates` is a JSON object of units per second, `{"requests": 50.0}`. The file is made when it
-is missing at the start; one that is gone later is an error, for it would lift all limits. Several
+where `rates` is a JSON object of units per second, `{"requests": 50.0}`. The file is created if it
+is missing at the start; if it disappears later, that is an error: it would lift all limits. Several
 centrals of a host may share it, and people may write to it with any tool: each commit of another
 connection changes what SQLite calls the data version, and a file that was put in the place of
 this one is opened anew.
@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS limits (
 ) WITHOUT ROWID
 """
 _PUT = "INSERT OR REPLACE INTO limits (service, user, burst_seconds, rates) VALUES (?, ?, ?, ?)"
-_PATIENCE = 5.0  # seconds, for another one who writes
+_BUSY_TIMEOUT = 5.0  # seconds, for another writer
 
 
 class SqliteFile:
@@ -64,13 +64,13 @@ class SqliteFile:
             ).fetchall()
         return _read(rows)
 
-    def stamp(self) -> object:
+    def version_token(self) -> object:
         with self._open() as connection:
             (version,) = connection.execute("PRAGMA data_version").fetchone()
             return (self._file, self._opened, version), connection.total_changes
 
-    def is_ours(self, before: object, after: object) -> bool:
-        """The first half of a stamp changes with what other connections commit, and with those."""
+    def is_own_write(self, before: object, after: object) -> bool:
+        """The first half of a token changes when others commit, or when the file is reopened."""
         return isinstance(before, tuple) and isinstance(after, tuple) and before[0] == after[0]
 
     def put(self, entry: Entry) -> None:
@@ -98,24 +98,24 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for one thread; what SQLite has against it is said for people."""
+        """The connection, for one thread; errors of SQLite become `ConfigError`."""
         with self._lock:
             try:
                 file = _file(self._path)
                 if file is None and self._file is not None:
-                    raise OSError("it was there, and is gone")
+                    raise OSError("the file has disappeared")
                 if self._connection is None or self._file != file:
                     self.close()
                     self._connection = self._connect(is_new=self._file is None)
                     self._file = _file(self._path)
-                    self._opened += 1  # a new connection counts anew
+                    self._opened += 1  # a new connection starts a new count
                 yield self._connection
             except (sqlite3.Error, OSError) as error:
                 self.close()
-                raise ConfigError(f"{self.name} cannot be used: {error}") from None
+                raise ConfigError(f"cannot use {self.name}: {error}") from None
 
     def _connect(self, *, is_new: bool) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=_PATIENCE, check_same_thread=False)
+        connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT, check_same_thread=False)
         try:
             if is_new:
                 with connection:
@@ -152,7 +152,7 @@ def _read(rows: list[tuple[object, ...]]) -> tuple[list[Entry], list[str]]:
             )
         else:
             bad.append(
-                f"the row of service {service!r}, user {user!r}: rates must be a JSON object of "
+                f"row of service {service!r}, user {user!r}: rates must be a JSON object of "
                 f"numbers, got {text!r}; skipped"
             )
     entries, faults = read_tables(tables)

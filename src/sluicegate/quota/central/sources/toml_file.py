@@ -1,4 +1,4 @@
-"""Limits in a TOML file that people write with an editor.
+"""`TomlFile`: limits in a TOML file that people write with an editor.
 
 Editors write in place or put another file in its place; both change what `stat` says. In place
 there is a moment in which the file is empty or half there. So a file is believed when it has
@@ -20,11 +20,11 @@ __all__ = ["TomlFile"]
 
 _REST = 0.05
 _TRIES = 20
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 class TomlFile:
-    """A limits file. It is read, never written."""
+    """A read-only limits file."""
 
     is_editable = False
 
@@ -39,9 +39,7 @@ class TomlFile:
     def load(self) -> tuple[list[Entry], list[str]]:
         text = self._text()
         if self._had_limits and not text.strip():
-            raise ConfigError(
-                f"{self.name} is empty: if no limits are meant, leave a line of comment in it"
-            )
+            raise ConfigError(f"{self.name} is empty: to have no limits, put a comment in it")
         try:
             entries, complaints = read_entries(text)
         except ConfigError as error:
@@ -49,9 +47,9 @@ class TomlFile:
         self._had_limits = bool(entries)
         return entries, complaints
 
-    def stamp(self) -> object:
+    def version_token(self) -> object:
         try:
-            return _stamp(os.stat(self._path))
+            return _version_token(os.stat(self._path))
         except OSError as error:
             return str(error)
 
@@ -60,44 +58,44 @@ class TomlFile:
             for _ in range(_TRIES):
                 with open(self._path, "rb") as file:
                     before = os.fstat(file.fileno())
-                    data = file.read(_MOST_BYTES + 1)
+                    data = file.read(_MAX_BYTES + 1)
                 after = os.stat(self._path)
                 rested = time.time() - after.st_mtime
-                if _stamp(before) == _stamp(after) and not 0 <= rested < _REST:
+                if _version_token(before) == _version_token(after) and not 0 <= rested < _REST:
                     break
                 time.sleep(_REST)
             else:
-                raise ConfigError(f"{self.name} is written to all the time, expected it to rest")
+                raise ConfigError(f"{self.name} keeps changing: cannot read a consistent version")
         except OSError as error:
-            raise ConfigError(f"{self.name} cannot be read: {error.strerror or error}") from None
-        if len(data) > _MOST_BYTES:
-            raise ConfigError(f"{self.name} is larger than {_MOST_BYTES} bytes")
+            raise ConfigError(f"cannot read {self.name}: {error.strerror or error}") from None
+        if len(data) > _MAX_BYTES:
+            raise ConfigError(f"{self.name} is too large: expected at most {_MAX_BYTES} bytes")
         try:
-            return data.decode("utf-8-sig")  # some editors begin a file with a mark
+            return data.decode("utf-8-sig")  # some editors write a byte order mark
         except UnicodeDecodeError as error:
             raise ConfigError(f"{self.name} must be UTF-8: {error}") from None
 
     def put(self, entry: Entry) -> None:
-        raise self._refusal()
+        raise self._not_editable()
 
     def remove(self, service: str, user: str) -> bool:
-        raise self._refusal()
+        raise self._not_editable()
 
     def replace(self, entries: Iterable[Entry]) -> None:
-        raise self._refusal()
+        raise self._not_editable()
 
-    def _refusal(self) -> NotEditable:
+    def _not_editable(self) -> NotEditable:
         return NotEditable(
-            f"the limits are in {self.name}, which is edited as a file: change it there "
-            "(it is read again by itself), or keep the limits in FILE.db"
+            f"limits source is read-only: edit the file {self.name} (it is reloaded "
+            "automatically), or keep the limits in FILE.db"
         )
 
     def close(self) -> None:
         pass
 
 
-def _stamp(status: os.stat_result) -> tuple[int, ...]:
-    # The last one tells of a change by one who has set the time of it back.
+def _version_token(status: os.stat_result) -> tuple[int, ...]:
+    # The last one shows a change by a writer that has set the modification time back.
     return (
         *(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns),
         status.st_ctime_ns,

@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from sluicegate.cli.main import main
 from sluicegate.quota import Entry
-from sluicegate.quota.central.http.api import refusal
-from tests.harness.central_without_sockets import StandIn
+from sluicegate.quota.central.http.responses import error_response
+from tests.harness.central_without_sockets import SocketlessCentral
 from tests.harness.waits import PATIENCE, wait_for
 
 ANN = Entry("front", "ann", 10.0, {"requests": 5.0, "traffic_up": 1e6})
@@ -56,8 +56,8 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def central() -> StandIn:
-    return StandIn([ANN])
+def central() -> SocketlessCentral:
+    return SocketlessCentral([ANN])
 
 
 def code_of(*words: str) -> object:
@@ -68,13 +68,13 @@ def code_of(*words: str) -> object:
 
 
 def test_a_source_that_fails_is_told_with_its_limits(
-    central: StandIn, serve: Serve, capsys: pytest.CaptureFixture[str]
+    central: SocketlessCentral, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = ("--url", serve(central.app))
     assert main(["limits", "list", *url]) == 0
     assert capsys.readouterr().err == ""
-    central.keeper.error = "limits.toml cannot be read:\x1b[2J gone"
-    central.keeper.complaints = [f"limit {n} is bad" for n in range(12)]
+    central.limits_sync.error = "limits.toml cannot be read:\x1b[2J gone"
+    central.limits_sync.complaints = [f"limit {n} is bad" for n in range(12)]
     assert main(["limits", "list", *url]) == 0
     told = capsys.readouterr()
     assert "ann" in told.out
@@ -86,7 +86,7 @@ def test_a_source_that_fails_is_told_with_its_limits(
 
 
 def test_limits_are_set_listed_and_removed(
-    central: StandIn, serve: Serve, capsys: pytest.CaptureFixture[str]
+    central: SocketlessCentral, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = ("--url", serve(central.app))
     assert main(["limits", "set", "front", "*", "requests=0.5", "--burst-seconds", "3", *url]) == 0
@@ -98,13 +98,13 @@ def test_limits_are_set_listed_and_removed(
     ]
     assert main(["limits", "remove", "front", "ann", *url]) == 0
     assert capsys.readouterr().out == "removed: front ann\n"
-    assert central.keeper.entries == [Entry("front", "*", 3.0, {"requests": 0.5})]
+    assert central.limits_sync.entries == [Entry("front", "*", 3.0, {"requests": 0.5})]
     assert main(["limits", "remove", "front", "ann", *url]) == 1
-    assert "refuses: 'front' has no limit for the user 'ann'" in capsys.readouterr().err
+    assert "refuses: no limit for service 'front' and user 'ann'" in capsys.readouterr().err
 
 
 def test_json_is_for_programs(
-    central: StandIn, serve: Serve, capsys: pytest.CaptureFixture[str]
+    central: SocketlessCentral, serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = ("--url", serve(central.app) + "/", "--json")
     answers = []
@@ -123,15 +123,17 @@ def test_json_is_for_programs(
 def test_many_limits_are_listed_page_by_page(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    many = StandIn([Entry("front", f"user-{i}", rates={"requests": 1.0}) for i in range(10_001)])
+    many = SocketlessCentral(
+        [Entry("front", f"user-{i}", rates={"requests": 1.0}) for i in range(10_001)]
+    )
     assert main(["limits", "list", "--json", "--url", serve(many.app)]) == 0
     assert len(json.loads(capsys.readouterr().out)["limits"]) == 10_001
 
 
-def guarded(central: StandIn) -> Starlette:
+def guarded(central: SocketlessCentral) -> Starlette:
     async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
-            return refusal(401, "Denied", "the admin token is needed")
+            return error_response(401, "Denied", "the admin token is required")
         return await call_next(request)
 
     central.app.add_middleware(BaseHTTPMiddleware, dispatch=guard)
@@ -155,7 +157,7 @@ def token_file(folder: Path, text: str) -> Path:
     ],
 )
 def test_a_token_comes_from_a_file(
-    central: StandIn, serve: Serve, tmp_path: Path, text: str
+    central: SocketlessCentral, serve: Serve, tmp_path: Path, text: str
 ) -> None:
     token_file(tmp_path, text)
     url = ["--url", serve(guarded(central)), "--token-file", str(tmp_path / "tokens.toml")]
@@ -163,14 +165,14 @@ def test_a_token_comes_from_a_file(
 
 
 def test_a_token_comes_from_the_environment(
-    central: StandIn,
+    central: SocketlessCentral,
     serve: Serve,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     url = ["--url", serve(guarded(central))]
     assert main(["limits", "list", *url]) == 1
-    assert "refuses: the admin token is needed" in capsys.readouterr().err
+    assert "refuses: the admin token is required" in capsys.readouterr().err
     monkeypatch.setenv("SLUICEGATE_TOKEN", TOKEN)
     assert main(["limits", "list", *url]) == 0
 
@@ -233,7 +235,7 @@ def test_what_a_server_says_cannot_move_the_cursor(
     serve: Serve, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def evil(request: Request) -> Response:
-        return refusal(409, "NotEditable", "no\x1b[2Jway")
+        return error_response(409, "NotEditable", "no\x1b[2Jway")
 
     assert main(["limits", "list", "--url", serve(Starlette(routes=[Route("/api/limits", evil)]))])
     assert "no?[2Jway" in capsys.readouterr().err
@@ -281,7 +283,7 @@ def test_a_ca_file_that_is_none_is_told(
 
 
 def test_over_tls_only_who_is_trusted_gets_the_token(
-    central: StandIn, serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    central: SocketlessCentral, serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cert, key = tmp_path / "c.crt", tmp_path / "c.key"
     subprocess.run(

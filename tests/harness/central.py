@@ -45,8 +45,8 @@ def running(**options: Any) -> Iterator[Central]:
 
 def slot_of(central: Central) -> int:
     """The slot it is."""
-    assert central.board is not None
-    return int(time.time() / central.board.state.ledger.slot_seconds)
+    assert central.registry is not None
+    return int(time.time() / central.registry.state.ledger.slot_seconds)
 
 
 def get(central: Central, path: str, token: str | None = None) -> Any:

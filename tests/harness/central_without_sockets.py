@@ -1,17 +1,18 @@
-"""A central without its websockets: a real ledger, keeper and API, and time in the hand."""
+"""A central without its websockets: a real ledger, limits sync and API, and a manual clock."""
 
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 
 from sluicegate.quota import CentralState, Ledger
-from sluicegate.quota.central.http.api import exception_handlers, routes
+from sluicegate.quota.central.http.api import routes
 from sluicegate.quota.central.http.metrics import CentralMetrics
+from sluicegate.quota.central.http.responses import exception_handlers
 from sluicegate.quota.central.sources import open_source
 from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.messages import Line, Report
 
-__all__ = ["Connected", "StandIn"]
+__all__ = ["Connected", "SocketlessCentral"]
 
 START = 1_000.0  # of the monotonic clock, when slot 100 is a little more than half over
 
@@ -28,7 +29,7 @@ class Connected:
 
 
 @dataclass
-class StandIn:
+class SocketlessCentral:
     """`limits` as for a central. Slots are `slot_seconds` long; the first is slot 100."""
 
     limits: object
@@ -40,8 +41,8 @@ class StandIn:
 
     def __post_init__(self) -> None:
         ledger = Ledger(slot_seconds=self.slot_seconds)
-        self.keeper = LimitsSync(open_source(self.limits), ledger)  # type: ignore[arg-type]
-        self.keeper.load_initial()
+        self.limits_sync = LimitsSync(open_source(self.limits), ledger)  # type: ignore[arg-type]
+        self.limits_sync.load_initial()
         self.time = START
         wall = 100.6 * self.slot_seconds
         self.state = CentralState(self.name, ledger, now=self.time, wall=wall)
@@ -70,7 +71,7 @@ class StandIn:
             self.state.receive(self.time, self._report(node, slot, traffic))
         self.time += self.slot_seconds * 0.5
         self.state.tick(self.time)
-        self.metrics.slot_over(self, slot)
+        self.metrics.record_slot(self, slot)
 
     def _report(
         self, node: str, slot: int, traffic: dict[tuple[str, str, str, str], tuple[float, int]]

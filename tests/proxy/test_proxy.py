@@ -431,7 +431,7 @@ def is_running(process: str) -> bool:
         (["--workers", "0"], "--workers must be from 1 to 256, got 0"),
         (["--service", ""], "service must have 1 to 50 bytes of UTF-8, got ''"),
         (["--trusted", "10.0.0.0/8"], "--trusted goes with --user-address"),
-        (["--token-file", "/no/such/file"], "the token file /no/such/file cannot be read"),
+        (["--token-file", "/no/such/file"], "cannot read token file /no/such/file"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from sluicegate import ManualClock
 from sluicegate.quota import CentralState, Ledger
-from sluicegate.quota.central.net.connections import Switchboard
+from sluicegate.quota.central.net.connections import ConnectionRegistry
 from sluicegate.quota.central.net.tokens import Tokens
-from sluicegate.quota.central.scheduler import Pulse
+from sluicegate.quota.central.scheduler import Scheduler
 from sluicegate.quota.central.sources import open_source
 from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.messages import Line, Report
@@ -35,8 +35,8 @@ class Story:
             self.set(slot + 0.5)
             self.state.tick(self.clock.now())
         source = open_source(LIMITS)
-        self.pulse = Pulse(
-            Switchboard(
+        self.scheduler = Scheduler(
+            ConnectionRegistry(
                 self.state,
                 LimitsSync(source, self.ledger),
                 tokens=Tokens(),
@@ -81,13 +81,13 @@ def test_an_assignment_that_was_held_up_waits_for_the_reports_that_were_held_up_
     async def play() -> None:
         # The machine stood still from before the reports until after the middle of the slot.
         story.set(LAST + 0.6)
-        story.pulse.start()
+        story.scheduler.start()
         for node in NODES:
             await asyncio.sleep(0.05)  # it has every chance to assign too early
             assert story.ledger.assigned == LAST - 1
             story.report(50.0, [node])
         await until(lambda: story.ledger.assigned == LAST)
-        await story.pulse.stop()
+        await story.scheduler.stop()
 
     asyncio.run(play())
     assert min(story.shares()) >= 40.0
@@ -98,11 +98,11 @@ def test_it_does_not_wait_for_long() -> None:
 
     async def play() -> None:
         story.set(LAST + 0.6)
-        story.pulse.start()
+        story.scheduler.start()
         await asyncio.sleep(0.02)
         story.set(LAST + 0.91)
         await until(lambda: story.ledger.assigned == LAST)
-        await story.pulse.stop()
+        await story.scheduler.stop()
 
     asyncio.run(play())
     assert sum(story.shares()) < 20.0  # two slots are promised and not reported
@@ -113,10 +113,10 @@ def test_in_time_it_waits_for_nobody() -> None:
 
     async def play() -> None:
         story.set(LAST + 0.499)
-        story.pulse.start()
+        story.scheduler.start()
         await asyncio.sleep(0)
         story.set(LAST + 0.501)
         await until(lambda: story.ledger.assigned == LAST)
-        await story.pulse.stop()
+        await story.scheduler.stop()
 
     asyncio.run(play())

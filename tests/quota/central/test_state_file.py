@@ -61,7 +61,7 @@ def test_a_torn_file_is_set_aside_and_the_books_are_empty(
     (aside,) = written.parent.iterdir()
     assert aside.name.startswith("central.state.torn-")
     assert aside.read_bytes() == whole[:length]
-    assert "starting with empty books" in caplog.text
+    assert "starting with an empty ledger" in caplog.text
 
 
 @pytest.mark.parametrize("at", [0, 9, 15, 25, 60, -5])
@@ -86,7 +86,7 @@ def test_a_file_of_other_slots_stops_the_start_and_is_left_alone(written: Path) 
 def test_a_path_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be a regular file"):
         StateFile(tmp_path).restore(Ledger(LIMITS))
-    with pytest.raises(ConfigError, match="must be a folder"):
+    with pytest.raises(ConfigError, match="must be a writable folder"):
         StateFile(tmp_path / "no" / "where").restore(Ledger(LIMITS))
 
 
@@ -102,8 +102,8 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(written: Path) 
 
 
 def booked(central: Central) -> float:
-    assert central.board is not None
-    return central.board.state.ledger.recorded("front", "ann", "requests")
+    assert central.registry is not None
+    return central.registry.state.ledger.recorded("front", "ann", "requests")
 
 
 def test_a_restart_forgets_nothing_and_leads_in_a_higher_epoch(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_a_clock_that_went_back_does_not_lower_the_epoch(tmp_path: Path) -> None
     ahead = int(time.time()) + 9 * 365 * 86_400
     StateFile(path).write(ahead, Ledger(LIMITS, slot_seconds=SLOT).snapshot())
     with running(state=path) as central:
-        assert central.board is not None
-        assert central.board.state.epoch == ahead + 1
+        assert central.registry is not None
+        assert central.registry.state.epoch == ahead + 1
 
 
 @pytest.mark.parametrize("epoch", [2**53 - 1, 2**53, 2**64 - 1, 5_000_000_000])
@@ -138,7 +138,7 @@ def test_an_epoch_from_nowhere_does_not_outlive_a_restart(
     with running(state=path) as central, V1Node(central) as node:
         ack = node.report(slot_of(central) - 1)
         assert ack.epoch == pytest.approx(time.time(), abs=60)
-    assert f"epoch {epoch}, which is not believed" in caplog.text
+    assert f"ignoring epoch {epoch} of the state file" in caplog.text
 
 
 def test_what_a_killed_writer_has_left_is_removed(tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_a_state_that_cannot_be_written_at_the_stop_is_told(
         StateFile, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
     )
     central = Central(LIMITS, listen="127.0.0.1:0", state=tmp_path / "s")
-    with pytest.raises(Unavailable, match="the state was not written at the stop"), central:
+    with pytest.raises(Unavailable, match="the state was not written at shutdown"), central:
         pass
     assert "No space left" in caplog.text
-    assert central.board is not None
-    text = central.board.metrics.render(central.board).decode()
+    assert central.registry is not None
+    text = central.registry.metrics.render(central.registry).decode()
     assert "sluicegate_central_state_write_errors_total 1.0" in text
     assert "sluicegate_central_state_age_seconds " in text
 

@@ -1,9 +1,9 @@
-"""The central as a running server: sockets, tokens, a state file and an HTTP API around a
-`CentralState`.
+"""The central as a server: sockets, tokens, a state file and an HTTP API around a `CentralState`.
 
-    front_door   every connection comes in here: HTTP, until it asks for a websocket
-    node_socket  a websocket; `session` and `classic_session` are what is spoken over it
-    switchboard  who is connected, and who hears what
-    pulse        what goes by the clock: assigning, writing the state, reading the limits
-    server       puts them behind one port; `Central` is the server for programs and the CLI
+net/       connections: HTTP until the upgrade, then a websocket and its session
+http/      the HTTP API and the metrics
+sources/   where the limits come from, and how they are kept in sync
+classic/   the protocol of the original system
+scheduler  the periodic tasks: assigning, writing the state, reading the limits
+server     serves all of them on one port; `Central` is the server for programs and the CLI
 """

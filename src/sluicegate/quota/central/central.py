@@ -1,12 +1,12 @@
-"""`Central`: the server of a fleet's quotas, for programs and for the command line.
+"""`Central`: the quota server of a fleet, for programs and for the command line.
 
     async with Central("limits.toml") as central: ...     in a program's own loop
     with Central("limits.toml") as central: ...           in a thread with a loop of its own
     Central("limits.toml").run()                          until SIGTERM or SIGINT
 
-What makes no sense raises when the object is made; what the world refuses (a port that is taken,
-limits that cannot be read) when it starts. The parts that need `starlette` and `uvicorn` are
-imported at the start.
+Invalid arguments raise when the object is created; failures of the world (a port in use, limits
+that cannot be read) when it starts. The parts that need `starlette` and `uvicorn` are imported at
+the start.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from sluicegate.quota.ledger.service import MakeService, installed_services
 from sluicegate.quota.wire.bounds import Bounds
 
 if TYPE_CHECKING:
-    from sluicegate.quota.central.net.connections import Switchboard
+    from sluicegate.quota.central.net.connections import ConnectionRegistry
     from sluicegate.quota.central.server import Server
     from sluicegate.quota.central.sources import LimitsSource
 
@@ -35,8 +35,8 @@ __all__ = ["Central"]
 _logger = logging.getLogger("sluicegate.quota")
 
 _CLOSE_SECONDS = 1.0  # for the source of the limits
-_USUAL_BOUNDS = Bounds()
-_NO_SERVER = "the central needs more packages: pip install 'sluicegate[server]'"
+_DEFAULT_BOUNDS = Bounds()
+_MISSING_PACKAGES = "the central requires more packages: pip install 'sluicegate[server]'"
 
 
 class Central:
@@ -57,23 +57,23 @@ class Central:
         services: Mapping[str, MakeService] | None = None,
         assignment: Assignment = "fair",
         max_connections: int = 10_000,
-        bounds: Bounds = _USUAL_BOUNDS,
+        bounds: Bounds = _DEFAULT_BOUNDS,
     ) -> None:
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= bounds.name_bytes:
             raise ValueError(f"name must have 1 to {bounds.name_bytes} bytes, got {name!r}")
-        if not name.isprintable():  # it stands in logs, and in the line that says where we listen
+        if not name.isprintable():  # it is printed in logs and on stdout
             raise ValueError(f"name must have no control characters, got {name!r}")
         if max_connections < 1:
             raise ValueError(f"max_connections must be 1 or more, got {max_connections!r}")
         if (tls_cert is None) != (tls_key is None):
-            raise ConfigError("a certificate and its key go together, got one of them")
+            raise ConfigError("expected both tls_cert and tls_key, got only one")
         self.name = name
-        self._host, self._port = _address(listen)
+        self._host, self._port = _parse_address(listen)
         self._tokens = Tokens(node_token, admin_token)
         if not is_loopback(self._host) and not self._tokens.are_set:
             raise ConfigError(
-                f"other machines may be able to reach {listen}, and there is no token for nodes or "
-                f"none for administrators: set both (--token-file), or listen on 127.0.0.1"
+                f"other machines may reach {listen}, but the node token or the admin token is "
+                f"missing: set both (--token-file), or listen on 127.0.0.1"
             )
         self._limits = limits
         self._tls = (None, None) if tls_cert is None else (str(tls_cert), str(tls_key))
@@ -84,24 +84,24 @@ class Central:
             assignment=assignment,
             services=installed_services() if services is None else services,
         )
-        self._make_ledger([])  # what makes no sense raises now
+        self._make_ledger([])  # raises now if an argument is invalid
         self._max_connections = max_connections
         self._bounds = bounds
         self._server: Server | None = None
         self._source: LimitsSource | None = None
         self._thread: _LoopThread | None = None
-        self.board: Switchboard | None = None  # once it has started
+        self.registry: ConnectionRegistry | None = None  # set by start()
 
     def __repr__(self) -> str:
         if self._server is None:
             return f"Central({self.name}, not started)"
-        return f"Central({self.name}, {self.url}, {self.board!r})"
+        return f"Central({self.name}, {self.url}, {self.registry!r})"
 
     @property
     def url(self) -> str:
-        """Where it listens: http://… or https://…; nodes take it too."""
+        """Where it listens: http://… or https://…; nodes accept it, too."""
         if self._server is None:
-            raise RuntimeError("the central has not started yet")
+            raise RuntimeError("the central has not started: call start() first")
         host = f"[{self._host}]" if ":" in self._host else self._host
         scheme = "http" if self._tls[0] is None else "https"
         return f"{scheme}://{host}:{self._server.port}"
@@ -115,21 +115,23 @@ class Central:
 
     async def start(self) -> None:
         if self._server is not None:
-            raise RuntimeError("the central has started already")
+            raise RuntimeError("the central has already started")
         try:
             from sluicegate.quota.central.server import Server
-            from sluicegate.quota.central.startup import open_board
+            from sluicegate.quota.central.startup import load_parts
         except ImportError as error:
-            raise ConfigError(f"{_NO_SERVER} ({error})") from error
-        opened = await run_in_daemon_thread(
-            lambda: open_board(self._limits, self._make_ledger, self._state)
+            raise ConfigError(f"{_MISSING_PACKAGES} ({error})") from error
+        parts = await run_in_daemon_thread(
+            lambda: load_parts(self._limits, self._make_ledger, self._state)
         )
-        self._source = opened.keeper.source
+        self._source = parts.limits_sync.source
         try:
-            self.board = opened.board(self.name, self._tokens, self._max_connections, self._bounds)
+            self.registry = parts.build_registry(
+                self.name, self._tokens, self._max_connections, self._bounds
+            )
             server = Server(
-                self.board,
-                opened.state_file,
+                self.registry,
+                parts.state_file,
                 host=self._host,
                 port=self._port,
                 tls_cert=self._tls[0],
@@ -141,13 +143,13 @@ class Central:
             raise
         self._server = server
         _logger.info(
-            "central %s listens on %s, epoch %d", self.name, self.url, self.board.state.epoch
+            "central %s listens on %s, epoch %d", self.name, self.url, self.registry.state.epoch
         )
 
     async def close(self) -> None:
-        """Answer what has come in, write the state, tell the nodes, and stop.
+        """Answer what has arrived, close the connections, write the state, and stop.
 
-        `Unavailable`: it has stopped, but the state could not be written.
+        Raises `Unavailable` if it has stopped but the state could not be written.
         """
         server, self._server = self._server, None
         if server is None:
@@ -156,13 +158,13 @@ class Central:
             await server.close()
         finally:
             assert self._source is not None
-            # One that hangs may hold what it would need to be closed.
+            # A source that hangs may hold the lock it needs to be closed.
             done, _ = await asyncio.wait(
                 [run_in_daemon_thread(self._source.close)], timeout=_CLOSE_SECONDS
             )
             for closed in done:
                 closed.result()
-        _logger.info("central %s has stopped", self.name)
+        _logger.info("central %s stopped", self.name)
 
     async def __aenter__(self) -> "Central":
         await self.start()
@@ -244,9 +246,9 @@ class _LoopThread:
         self._loop.close()
 
 
-def _address(listen: str) -> tuple[str, int]:
+def _parse_address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"expected HOST:PORT to listen on, got {listen!r}")
+        raise ConfigError(f"invalid listen address: expected HOST:PORT, got {listen!r}")
     return host, int(port)

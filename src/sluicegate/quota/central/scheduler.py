@@ -1,19 +1,19 @@
-"""The central's heart: assigns in the middle of each slot, and all else that goes by the clock.
+"""`Scheduler`: the periodic tasks of a central.
 
-    in the middle of a slot   assign, send the quotas, note what the slot was like
-    after it, every so often  the state is written: the snapshot at once, the file in a thread
-    once a second             connections are looked after
-    once a second             the limits' source is asked; it may take its time, or hang: nothing
-                              else waits for it
+    in the middle of a slot   assign, send the quotas, record the metrics of the slot before
+    after that, if it is due  write the state: the snapshot at once, the file in a thread
+    once a second             check the liveness of connections
+    once a second             read the limits source; it may be slow, or hang: nothing else waits
+                              for it
 
-When the machine stood still until after the middle of a slot, its nodes may have stood still as
-well, with their reports unsent. What is promised and not reported yet is missing in an assignment:
-made at once, it would leave nothing for anybody in the next slot. So after a pause the assignment
-waits a moment for the reports of the slot before.
+If the machine was paused until after the middle of a slot, its nodes may have been paused as well,
+with their reports unsent. Amounts that are promised and not reported yet are missing in an
+assignment: made at once, it would leave nothing for anybody in the next slot. So after a pause the
+assignment waits a moment for the reports of the slot before.
 
-To copy a large ledger for a snapshot stops the loop for a while (0.08 s for a million cells; the
-rest is done in a thread). It happens right after an assignment, when few wait for an answer, and
-the more time it takes the more seldom: at most a hundredth of all time, and every 10 s at most.
+Copying a large ledger for a snapshot blocks the loop for a while (0.08 s for a million cells; the
+rest is done in a thread). It happens right after an assignment, when few nodes wait for an answer,
+and the longer it takes, the less often: at most 1 % of the time, and every 10 s at most.
 """
 
 import asyncio
@@ -22,41 +22,44 @@ import time
 from collections.abc import Callable
 
 from sluicegate.errors import SluicegateError
-from sluicegate.quota.central.net.connections import Switchboard
+from sluicegate.quota.central.net.connections import ConnectionRegistry
 from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.central.state_file import StateFile
 
-__all__ = ["Pulse"]
+__all__ = ["Scheduler"]
 
 _logger = logging.getLogger("sluicegate.quota")
 
 _STATE_SECONDS = 10.0
 _STATE_PART = 0.01  # of all time
 _TURN_SECONDS = 0.003
-# In slots: an assignment that is later than the first was held up, and waits for reports at most
-# as long as the second.
-_HELD_UP, _WAIT_FOR_REPORTS = 0.05, 0.3
-_LOOK_SECONDS = 0.005
+# In slots: an assignment that is later than `_LATE` waits for reports, but at most for
+# `_WAIT_FOR_REPORTS`.
+_LATE, _WAIT_FOR_REPORTS = 0.05, 0.3
+_POLL_SECONDS = 0.005
 
 
-class Pulse:
-    """What a central does without being asked."""
+class Scheduler:
+    """Runs the periodic tasks of one central."""
 
     def __init__(
-        self, board: Switchboard, state_file: StateFile | None, tend: Callable[[float], None]
+        self,
+        registry: ConnectionRegistry,
+        state_file: StateFile | None,
+        reap_idle: Callable[[float], None],
     ) -> None:
-        self._board = board
+        self._registry = registry
         self._state_file = state_file
-        self._tend = tend
-        self._next_state = board.now() + _STATE_SECONDS
+        self._reap_idle = reap_idle
+        self._next_state = registry.now() + _STATE_SECONDS
         self._writing: asyncio.Task[bool] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         if state_file is not None:
-            board.metrics.keeps_state()
+            registry.metrics.state_file_opened()
 
     def start(self) -> None:
-        for beat in (self._slots, self._connections, self._limits):
-            self._tasks.append(asyncio.create_task(beat()))
+        for run in (self._run_slots, self._run_liveness_checks, self._run_limits_sync):
+            self._tasks.append(asyncio.create_task(run()))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -66,101 +69,101 @@ class Pulse:
             await self._writing
 
     async def save(self) -> bool:
-        """Write the state, a last time; an assignment that was begun is finished first.
+        """Write the state a last time; an assignment that is under way is finished first.
 
-        False: it could not be written.
+        Returns False if it could not be written.
         """
-        now = self._board.now()
-        if self._board.state.due(now) <= now:
-            self._board.state.tick(now)
+        now = self._registry.now()
+        if self._registry.state.due(now) <= now:
+            self._registry.state.tick(now)
         if self._state_file is None:
             return True
-        return await self._write(self._state_file, self._board.state.ledger.begin_snapshot())
+        return await self._write(self._state_file, self._registry.state.ledger.begin_snapshot())
 
-    async def _slots(self) -> None:
-        board = self._board
+    async def _run_slots(self) -> None:
+        registry = self._registry
         while True:
-            now = board.now()
-            due = board.state.due(now)
+            now = registry.now()
+            due = registry.state.due(now)
             await asyncio.sleep(max(0.0, due - now))
-            if board.now() - due > _HELD_UP * board.state.ledger.slot_seconds:
+            if registry.now() - due > _LATE * registry.state.ledger.slot_seconds:
                 await self._wait_for_reports()
-            begun = board.now()
-            if begun < board.state.due(begun):
+            begun = registry.now()
+            if begun < registry.state.due(begun):
                 continue  # the timer was early
             try:
                 await self._assign(begun)
             except Exception:
-                # A fault in one slot must not be the end of all slots.
-                _logger.exception("the assignment failed; the next slot is tried again")
+                # A fault in one slot must not end all assignments.
+                _logger.exception("assignment failed; will retry in the next slot")
 
     async def _wait_for_reports(self) -> None:
-        """Until all nodes that live have reported the slot before, but not for long."""
-        board, ledger = self._board, self._board.state.ledger
-        slot = board.state.slot(board.now())
-        until = board.now() + _WAIT_FOR_REPORTS * ledger.slot_seconds
-        while board.now() < until:
+        """Wait until all live nodes have reported the slot before, but not for long."""
+        registry, ledger = self._registry, self._registry.state.ledger
+        slot = registry.state.slot(registry.now())
+        until = registry.now() + _WAIT_FOR_REPORTS * ledger.slot_seconds
+        while registry.now() < until:
             late = set(ledger.live_nodes(slot)).difference(
                 ledger.reported(slot - 1), ledger.reported(slot)
             )
             if not late:
                 return
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _assign(self, begun: float) -> None:
-        """In pieces, so that nobody waits for his answer meanwhile."""
-        board = self._board
+        """Assign in pieces, so that nodes get their answers meanwhile."""
+        registry = self._registry
         worked = 0.0
-        at = board.now()
-        while board.state.due(begun) <= begun:
-            board.deliver(board.state.tick_some(begun))
-            if board.now() - at > _TURN_SECONDS:
-                worked += board.now() - at
+        at = registry.now()
+        while registry.state.due(begun) <= begun:
+            registry.deliver(registry.state.tick_some(begun))
+            if registry.now() - at > _TURN_SECONDS:
+                worked += registry.now() - at
                 await asyncio.sleep(0)
-                at = board.now()
-        worked += board.now() - at
-        board.metrics.assigned(worked, board.state.ledger.cells)
-        board.metrics.slot_over(board, board.state.slot(begun) - 1)
-        self._save(begun)
+                at = registry.now()
+        worked += registry.now() - at
+        registry.metrics.assigned(worked)
+        registry.metrics.record_slot(registry, registry.state.slot(begun) - 1)
+        self._save_if_due(begun)
 
-    async def _connections(self) -> None:
+    async def _run_liveness_checks(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             try:
-                self._board.tend()
-                self._tend(self._board.now())
+                self._registry.check_liveness()
+                self._reap_idle(self._registry.now())
             except Exception:
-                _logger.exception("the connections could not be looked after")
+                _logger.exception("liveness check failed")
 
-    async def _limits(self) -> None:
-        keeper: LimitsSync = self._board.keeper
+    async def _run_limits_sync(self) -> None:
+        limits_sync: LimitsSync = self._registry.limits_sync
         while True:
             await asyncio.sleep(1.0)
             try:
-                await keeper.refresh_async()
+                await limits_sync.refresh_async()
             except Exception:
-                _logger.exception("the limits could not be looked after")
+                _logger.exception("limits sync failed")
 
-    def _save(self, now: float) -> None:
-        """Take a snapshot if it is time for one, and write it while the loop goes on."""
+    def _save_if_due(self, now: float) -> None:
+        """Take a snapshot if one is due, and write it while the loop goes on."""
         if self._state_file is None or now < self._next_state:
             return
         if self._writing is not None and not self._writing.done():
             return
         begun = time.perf_counter()
-        snapshot = self._board.state.ledger.begin_snapshot()
+        snapshot = self._registry.state.ledger.begin_snapshot()
         took = time.perf_counter() - begun
         self._next_state = now + max(_STATE_SECONDS, took / _STATE_PART)
         self._writing = asyncio.create_task(self._write(self._state_file, snapshot))
 
     async def _write(self, file: StateFile, snapshot: Callable[[], bytes]) -> bool:
-        begun = self._board.now()
-        epoch = self._board.state.epoch
+        begun = self._registry.now()
+        epoch = self._registry.state.epoch
         try:
             size = await asyncio.to_thread(lambda: file.write(epoch, snapshot()))
         except (OSError, SluicegateError) as error:
-            _logger.error("the state cannot be written to %s: %s", file.path, error)
-            self._board.metrics.state_failed()
+            _logger.error("cannot write state file %s: %s", file.path, error)
+            self._registry.metrics.state_failed()
             return False
-        self._board.metrics.state_written(self._board.now() - begun, size)
+        self._registry.metrics.state_written(self._registry.now() - begun, size)
         return True

@@ -1,7 +1,7 @@
-"""Brings the parts of a central together before it listens: limits, ledger, state, epoch.
+"""Start-up of a central: reads the limits and the state file, and builds its parts from them.
 
-The order matters. The limits are read first, for a snapshot is taken up into the limits there
-are; then the state file; then it leads, with an epoch above all it has had.
+The order matters. The limits are read first, because a snapshot is restored into the limits in
+force; then the state file; then the central leads, with an epoch above all it has had.
 """
 
 import logging
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluicegate.quota.central.classic.session import classic_sessions
+from sluicegate.quota.central.classic.session import classic_session_factory
 from sluicegate.quota.central.net.connection import CLASSIC
-from sluicegate.quota.central.net.connections import Switchboard, epoch_bound
+from sluicegate.quota.central.net.connections import ConnectionRegistry, epoch_bound
 from sluicegate.quota.central.net.tokens import Tokens
 from sluicegate.quota.central.sources import open_source
 from sluicegate.quota.central.sources.sync import LimitsSync
@@ -22,52 +22,57 @@ from sluicegate.quota.central.state_file import StateFile
 from sluicegate.quota.ledger.ledger import Ledger
 from sluicegate.quota.wire import Bounds
 
-__all__ = ["Opened", "open_board"]
+__all__ = ["CentralParts", "load_parts"]
 
 _logger = logging.getLogger("sluicegate.quota")
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """What was read from the disk."""
+class CentralParts:
+    """What a central is built from: its limits, and its state of before."""
 
     ledger: Ledger
-    keeper: LimitsSync
+    limits_sync: LimitsSync
     state_file: StateFile | None
-    epoch: int  # of the life before
+    previous_epoch: int  # of the state file; 0: none
 
-    def board(self, name: str, tokens: Tokens, max_connections: int, bounds: Bounds) -> Switchboard:
-        """A central that leads from now on."""
+    def build_registry(
+        self, name: str, tokens: Tokens, max_connections: int, bounds: Bounds
+    ) -> ConnectionRegistry:
+        """Create the registry of a central that leads from now on."""
         now, wall = time.monotonic(), time.time()
         state = CentralState(name, self.ledger, now=now, wall=wall)
-        state.lead(now, max(self._believed_epoch(wall) + 1, int(wall)))
-        board = Switchboard(
-            state, self.keeper, tokens=tokens, max_connections=max_connections, bounds=bounds
+        state.lead(now, max(self._plausible_epoch(wall) + 1, int(wall)))
+        registry = ConnectionRegistry(
+            state, self.limits_sync, tokens=tokens, max_connections=max_connections, bounds=bounds
         )
-        board.register(CLASSIC, classic_sessions(board))
-        return board
+        registry.register(CLASSIC, classic_session_factory(registry))
+        return registry
 
-    def _believed_epoch(self, wall: float) -> int:
-        """One from nowhere must not live on from file to file until no number is left."""
-        if self.epoch < epoch_bound(wall):
-            return self.epoch
-        _logger.error("the state file has epoch %d, which is not believed", self.epoch)
+    def _plausible_epoch(self, wall: float) -> int:
+        """A corrupt epoch must not live on from file to file until no number is left."""
+        bound = epoch_bound(wall)
+        if self.previous_epoch < bound:
+            return self.previous_epoch
+        _logger.error(
+            "ignoring epoch %d of the state file: expected less than %d", self.previous_epoch, bound
+        )
         return 0
 
 
-def open_board(
+def load_parts(
     limits: Any, make_ledger: Callable[[Any], Ledger], state: str | Path | None
-) -> Opened:
+) -> CentralParts:
     """Read the limits and the state; blocks."""
     source = open_source(limits)
     try:
         entries, _ = source.load()
         ledger = make_ledger(entries)
-        keeper = LimitsSync(source, ledger)
-        keeper.load_initial()
+        limits_sync = LimitsSync(source, ledger)
+        limits_sync.load_initial()
         file = None if state is None else StateFile(state)
         epoch = 0 if file is None else file.restore(ledger)
     except BaseException:
         source.close()
         raise
-    return Opened(ledger, keeper, file, epoch)
+    return CentralParts(ledger, limits_sync, file, epoch)

@@ -1,17 +1,16 @@
-"""A central without its sockets: what it answers, when it assigns, whose clock it keeps.
+"""`CentralState`: a central without its sockets, its ledger, leadership and clock.
 
 Every central books every report and acknowledges it, and every central assigns in the middle
-of each slot. Only the one that leads tells its quotas. The others do the same work in the
-shadow, so that their promises are near enough those of the leader, and the one that takes over
-goes on where it stopped.
+of each slot. Only the leader sends its quotas. The others do the same work in the shadow, so that
+their promises are near enough those of the leader, and the one that takes over goes on where the
+leader stopped.
 
 The slots are those of the leader's clock. A central that does not lead follows them: a report
-of slot n is sent when slot n + 1 has begun, so of a node's reports the one that came the quickest
-tells best how late it is at the leader; and of what the nodes tell, the latest quarter is not
-believed, so that one that is wrong moves nothing. When it is elected it goes on with that clock,
-and the nodes see no seam.
+of slot n is sent when slot n + 1 has begun, so of a node's reports the fastest one is the best
+sample of the leader's clock; of the samples of all nodes, the latest quarter is ignored, so that a
+wrong clock has no effect. When it is elected it goes on with that clock, and the nodes see no seam.
 
-`now` is the monotonic time of this machine; its wall clock is asked once, at the start.
+`now` is the monotonic time of this machine; its wall clock is read once, at the start.
 """
 
 import math
@@ -40,8 +39,8 @@ class CentralState:
         self._samples: dict[str, deque[float]] = {}  # of each node, the newest last
         self._latest: dict[str, float] = {}  # of each node, the latest clock of its samples
         self._assigned = self.slot(now) - 1
-        self._parts: Iterator[None] | None = None  # of the assignment that is going on
-        self._untold: list[str] = []  # the nodes whose quotas of it are still to be sent
+        self._assignment_steps: Iterator[None] | None = None  # of the assignment under way
+        self._unsent: list[str] = []  # the nodes whose quotas of it are not sent yet
 
     def __repr__(self) -> str:
         role = "active" if self.leads else "standby"
@@ -50,7 +49,7 @@ class CentralState:
     # The clock
 
     def time(self, now: float) -> float:
-        """The leader's clock, as far as we know it."""
+        """The leader's clock, as far as it is known here."""
         return now + self._offset
 
     def slot(self, now: float) -> int:
@@ -71,23 +70,24 @@ class CentralState:
         if len(self._samples) > _CLOCK_NODES:
             oldest = next(iter(self._samples))
             del self._samples[oldest], self._latest[oldest]
-        told = sorted(self._latest.values())
+        offsets = sorted(self._latest.values())
         # The latest clock is the nearest, but for those that are ahead: of three, one may be.
-        self._offset = told[len(told) - 1 - (max(1, len(told) // 4) if len(told) > 2 else 0)]
+        ignored = max(1, len(offsets) // 4) if len(offsets) > 2 else 0
+        self._offset = offsets[len(offsets) - 1 - ignored]
         self._assigned = min(self._assigned, self.slot(now))
 
     # Leading
 
     def lead(self, now: float, epoch: int) -> None:
-        """Speak as the active central from now on. `epoch` must be higher than any before."""
+        """Become the active central. `epoch` must be higher than any before."""
         if epoch <= self.epoch:
             raise ValueError(f"epoch must be above {self.epoch}, got {epoch!r}")
         self.leads = True
         self.epoch = epoch
-        self.ledger.begin(self.slot(now))  # what time it is, is for us to say now
+        self.ledger.begin(self.slot(now))  # this central's clock is the leader's now
 
     def follow(self, now: float, epoch: int | None = None) -> None:
-        """Be silent: another one leads, in `epoch` if it is known, or none."""
+        """Stop sending quotas: another central leads, in `epoch` if it is known, or none does."""
         self.leads = False
         self.epoch = max(self.epoch, epoch or 0)
         self._samples.clear()
@@ -96,9 +96,9 @@ class CentralState:
     # Messages
 
     def receive(self, now: float, message: Report | Ask) -> list[tuple[str, Ack | Quota]]:
-        """Take a message of a node, and tell what is to be sent, to whom."""
+        """Process a message of a node; returns the messages to send, each with its node."""
         if isinstance(message, Ask):
-            return self._answer(now, message)
+            return self._answer_ask(now, message)
         if not self.leads and message.epoch >= max(1, self.epoch):
             self._follow_clock(now, message.node, message.slot)
         slot = self.slot(now)
@@ -116,22 +116,22 @@ class CentralState:
         answer: list[tuple[str, Ack | Quota]] = [(message.node, ack)]
         has_shares = was_live or message.epoch >= 0
         if self.leads and not has_shares and self.ledger.is_live(message.node, slot):
-            # Do not let a node that is new wait for the next assignment: it is told now what
-            # everyone has, and can ask for the rest. One that has heard a leader has safe shares.
+            # A new node must not wait for the next assignment: it gets the shares of newcomers
+            # now, and can ask for the rest. One that has heard a leader has safe shares.
             answer.append((message.node, self._quota(now, slot, message.node)))
         return answer
 
-    def _answer(self, now: float, ask: Ask) -> list[tuple[str, Ack | Quota]]:
+    def _answer_ask(self, now: float, ask: Ask) -> list[tuple[str, Ack | Quota]]:
         if not self.leads:
             return []
         answer = self.ledger.ask(self.slot(now), ask)
         return [
-            (ask.node, self._told(now, slot, services, whole=False))
+            (ask.node, self._make_quota(now, slot, services, whole=False))
             for slot, services in sorted(answer.items())
         ]
 
     def tick(self, now: float) -> list[tuple[str, Quota]]:
-        """Assign when the middle of a slot has come; the quotas that are to be sent."""
+        """Assign at the middle of a slot; returns the quotas to send."""
         quotas = self.tick_some(now)
         while self._is_ticking:
             quotas.extend(self.tick_some(now))
@@ -148,30 +148,30 @@ class CentralState:
                 return []
             self._assigned = slot
             if not self.leads and not self.ledger.has_nodes:
-                return []  # it is not known yet what time it is at the leader
-            self._parts = self.ledger.assigning(slot)
-        if self._parts is not None:
-            for _ in self._parts:
+                return []  # the leader's clock is not known yet
+            self._assignment_steps = self.ledger.assigning(slot)
+        if self._assignment_steps is not None:
+            for _ in self._assignment_steps:
                 return []
-            self._parts = None
-            self._untold = self.ledger.live_nodes(self._assigned)[::-1]
+            self._assignment_steps = None
+            self._unsent = self.ledger.live_nodes(self._assigned)[::-1]
         if not self.leads or self.ledger.assigned != self._assigned:
-            # One who asked after a standstill has had the next slot assigned: that will be told.
-            self._untold = []
-        if not self._untold:
+            # After a pause, an ask has had the next slot assigned already: that will be sent.
+            self._unsent = []
+        if not self._unsent:
             return []
-        # One at a time: what was made and not sent yet would be old when one asks meanwhile.
-        node = self._untold.pop()
+        # One at a time: a quota that waits to be sent would be outdated by an ask meanwhile.
+        node = self._unsent.pop()
         return [(node, self._quota(now, self._assigned + 1, node))]
 
     @property
     def _is_ticking(self) -> bool:
-        return self._parts is not None or bool(self._untold)
+        return self._assignment_steps is not None or bool(self._unsent)
 
     def _quota(self, now: float, slot: int, node: str) -> Quota:
-        return self._told(now, slot, self.ledger.quota(slot - 1, node), whole=True)
+        return self._make_quota(now, slot, self.ledger.quota(slot - 1, node), whole=True)
 
-    def _told(
+    def _make_quota(
         self, now: float, slot: int, services: dict[str, ServiceQuota], *, whole: bool
     ) -> Quota:
         return Quota(

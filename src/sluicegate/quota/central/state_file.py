@@ -1,18 +1,18 @@
-"""The file a central goes on from after a restart: its epoch and a snapshot of its ledger.
+"""`StateFile`: what a central restores after a restart, its epoch and a snapshot of its ledger.
 
     8 bytes   "sgstate1"
     4 bytes   CRC-32 of the epoch
     8 bytes   the epoch, little-endian
     the rest  `Ledger.snapshot()`, which has a check sum of its own
 
-It is written beside its place and renamed into it, so that a crash at any instruction leaves the
-old one or the new one. A file that is torn all the same (a disk does that) is set aside under
-another name with a line in the log, and the central begins with empty books: slower for a second,
-but never dead. A file that cannot be read at all, for want of a right, and one of slots of another
-length stop the start: to write over it would lose what is in it.
+It is written to a temporary file and renamed, so that a crash at any instruction leaves the old
+one or the new one. A file that is torn all the same (a disk does that) is renamed and logged, and
+the central starts with an empty ledger: slower for a second, but never dead. A file that cannot be
+read for lack of permission, and one whose slots have a different length, stop the start:
+overwriting it would lose its content.
 
-A writer that was killed leaves what it had begun, `.FILE.xxxxxxxx.new`. It held a lock on it, which
-ended with it: the next start removes what nobody holds.
+A writer that was killed leaves its temporary file, `.FILE.xxxxxxxx.new`. Its lock on the file ended
+with it: the next start removes temporary files that are not locked.
 """
 
 import contextlib
@@ -49,9 +49,9 @@ class StateFile:
         return f"StateFile({str(self.path)!r})"
 
     def restore(self, ledger: Ledger) -> int:
-        """Bring a new ledger up to the file. The epoch that stands in it; 0: none."""
+        """Restore a new ledger from the file. Returns the epoch in it; 0: none."""
         if self.path.exists() and not self.path.is_file():
-            raise ConfigError(f"the state file {self.path} must be a regular file, and is none")
+            raise ConfigError(f"invalid state file {self.path}: must be a regular file")
         self._remove_leftovers()
         try:
             raw = self.path.read_bytes()
@@ -60,7 +60,7 @@ class StateFile:
             return 0
         except OSError as error:
             raise ConfigError(
-                f"the state file {self.path} cannot be read: {error}; make it readable or name "
+                f"cannot read state file {self.path}: {error}; make it readable or choose "
                 f"another one"
             ) from None
         epoch = 0
@@ -69,8 +69,8 @@ class StateFile:
             ledger.restore(raw[_HEAD.size :])
         except OtherSlots as error:
             raise ConfigError(
-                f"the state file {self.path} does not go with the length of a slot (--slot): "
-                f"{error}; set it as it was, or name another file"
+                f"state file {self.path} has a different slot length (--slot): {error}; use the "
+                f"same length as before, or choose another file"
             ) from None
         except ConfigError as error:
             self._set_aside(error)
@@ -78,18 +78,17 @@ class StateFile:
 
     def _remove_leftovers(self) -> None:
         leftover = re.compile(rf"\.{re.escape(self.path.name)}\.[a-z0-9_]{{8}}\.new")
-        with contextlib.suppress(OSError):  # what cannot be removed does no harm
+        with contextlib.suppress(OSError):  # a leftover does no harm
             for name in os.listdir(self.path.parent):
                 if leftover.fullmatch(name):
                     _remove_unless_held(self.path.parent / name)
 
     def _check_folder(self) -> None:
-        """Better told now than at the first write."""
+        """Fail at the start, not at the first write."""
         folder = self.path.parent
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(
-                f"the state file {self.path} cannot be written: {folder} must be a folder that "
-                f"can be written to"
+                f"cannot write state file {self.path}: {folder} must be a writable folder"
             )
 
     def _set_aside(self, error: ConfigError) -> None:
@@ -97,11 +96,13 @@ class StateFile:
         try:
             self.path.rename(aside)
         except OSError as failure:
-            raise ConfigError(f"{self.path} cannot be set aside: {failure}; {error}") from None
-        _logger.error("starting with empty books: %s; set aside as %s", error, aside)
+            raise ConfigError(
+                f"cannot rename corrupt state file {self.path}: {failure}; {error}"
+            ) from None
+        _logger.error("starting with an empty ledger: %s; old file renamed to %s", error, aside)
 
     def write(self, epoch: int, snapshot: bytes) -> int:
-        """Put a new file in the place of the old one; how many bytes it has."""
+        """Replace the file; returns the number of bytes written."""
         raw_epoch = _EPOCH.pack(epoch)
         head = _HEAD.pack(_MAGIC, zlib.crc32(raw_epoch), epoch)
         descriptor, temporary = tempfile.mkstemp(".new", f".{self.path.name}.", self.path.parent)
@@ -135,17 +136,19 @@ def _remove_unless_held(path: Path) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
-            _logger.info("removed %s, which a writer that was killed has left", path)
+            _logger.info("removed %s, left by a writer that was killed", path)
         finally:
             os.close(descriptor)
 
 
 def _epoch(raw: bytes) -> int:
     if len(raw) < _HEAD.size:
-        raise ConfigError(f"the state file has {len(raw)} bytes, expected {_HEAD.size} or more")
+        raise ConfigError(
+            f"state file is too short: expected {_HEAD.size} bytes or more, got {len(raw)}"
+        )
     magic, crc, epoch = _HEAD.unpack_from(raw)
     if magic != _MAGIC:
-        raise ConfigError(f"the state file begins with {magic!r}, expected {_MAGIC!r}")
+        raise ConfigError(f"invalid state file: expected {_MAGIC!r} at its start, got {magic!r}")
     if zlib.crc32(_EPOCH.pack(epoch)) != crc:
-        raise ConfigError("the check sum of the state file's head is wrong")
+        raise ConfigError("invalid state file: checksum mismatch in the header")
     return int(epoch)

@@ -86,7 +86,7 @@ def test_the_answer_is_the_text_it_always_was() -> None:
 
 
 def test_an_answer_of_the_monitor_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicegate.quota.central.classic.monitor._MOST_BYTES", 1000)
+    monkeypatch.setattr("sluicegate.quota.central.classic.monitor._MAX_BYTES", 1000)
     with running() as central, PlainNode(central) as node:
         node.report(node.slot(), {"front": {f"user-{n}": {"requests": 1} for n in range(50)}})
         for subject in ("distribution", "consumption_sum"):
@@ -252,7 +252,7 @@ def test_ten_bad_frames_in_a_minute_are_enough() -> None:
         node.socket.send("nonsense")
         code, reason = closed_with(node.socket)
         assert code == 1007
-        assert reason.startswith("bad frame: the 10th in a minute: expected JSON")
+        assert reason.startswith("bad frame: 10 bad frames in a minute, the last: expected JSON")
         assert other.report(other.slot(), {})
 
 
@@ -291,15 +291,15 @@ LARGE = {"monitor": "distribution"}  # half a megabyte, and the pipe takes less
 @contextmanager
 def narrow_pipe(central: Central) -> Iterator[tuple[socket.socket, NodeSocket]]:
     """A connection that takes little at a time: its end, and the central's."""
-    assert central.board is not None
+    assert central.registry is not None
     with PlainNode(central) as node:
         users = {f"user_{n:0150}": {"requests": 1} for n in range(2000)}
         node.report(node.slot(), {"front": users})
-    wait_for(lambda: not central.board.connections())
+    wait_for(lambda: not central.registry.connections())
     with raw_websocket(central) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
-        wait_for(lambda: central.board.connections())
-        (here,) = central.board._sockets
+        wait_for(lambda: central.registry.connections())
+        (here,) = central.registry._sockets
         there = here._transport.get_extra_info("socket")
         there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
         yield raw, here
@@ -369,7 +369,7 @@ def test_who_has_sent_all_may_say_so_and_read_the_answers() -> None:
 def test_what_waits_for_one_who_does_not_read_is_frames_and_not_answers() -> None:
     with running() as central, narrow_pipe(central) as (raw, here):
         send_ahead(raw, [LARGE] * 100)
-        wait_for(lambda: here._is_held)
+        wait_for(lambda: here._is_input_paused)
         assert here._transport.get_write_buffer_size() < 1_000_000
         assert not here._transport.is_reading()
 
@@ -378,12 +378,12 @@ def test_who_reads_again_after_a_long_time_is_not_taken_for_lost() -> None:
     """Nothing was read from him meanwhile, so nothing can have been heard."""
     with running() as central, narrow_pipe(central) as (raw, here):
         send_ahead(raw, [LARGE] * 3)
-        wait_for(lambda: here._is_held)
-        here._heard -= 100.0
+        wait_for(lambda: here._is_input_paused)
+        here._last_received -= 100.0
         with closing(frames(raw)) as answers:
             for _ in range(3):
                 assert next(answers)[0] == 1
-            here._loop.call_soon_threadsafe(lambda: here.tend(here._loop.time(), 5.0))
+            here._loop.call_soon_threadsafe(lambda: here.check_liveness(here._loop.time(), 5.0))
             raw.sendall(frame(b'{"monitor": "nonsense"}'))
             assert b"InvalidSubject" in next(answers)[1]
 
@@ -391,14 +391,14 @@ def test_who_reads_again_after_a_long_time_is_not_taken_for_lost() -> None:
 def test_a_stop_does_not_wait_long_for_one_who_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicegate.quota.central.server._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("sluicegate.quota.central.server._DRAIN_SECONDS", 0.2)
     monkeypatch.setattr("sluicegate.quota.central.server._STOP_SECONDS", 10 * PATIENCE)
     monkeypatch.setattr("sluicegate.quota.central.net.websocket._LINGER_SECONDS", 0.2)
     with ExitStack() as deaf:
         with running() as central:
             raw, here = deaf.enter_context(narrow_pipe(central))
             send_ahead(raw, [LARGE] * 10)
-            wait_for(lambda: here._is_held)
+            wait_for(lambda: here._is_input_paused)
             begun = time.monotonic()
         assert time.monotonic() - begun < PATIENCE  # one who waits for the deaf takes far longer
 

@@ -5,9 +5,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sluicegate.quota import Entry
 from sluicegate.quota.central.http import metrics as metrics_module
-from sluicegate.quota.central.http.histogram import Bins
+from sluicegate.quota.central.http.histogram import Histogram
 from sluicegate.quota.ledger._queries import busiest, count_overshoots, size, used
-from tests.harness.central_without_sockets import Connected, StandIn
+from tests.harness.central_without_sockets import Connected, SocketlessCentral
 
 LIMITS = [
     Entry("front", "*", rates={"requests": 10.0}),
@@ -17,7 +17,7 @@ LIMITS = [
 PREFIX = "sluicegate_central_"
 
 
-def told(central: StandIn) -> dict[str, float]:
+def told(central: SocketlessCentral) -> dict[str, float]:
     """name{labels} -> value, of our own metrics."""
     text = central.metrics.render(central).decode()
     return {
@@ -32,7 +32,7 @@ def told(central: StandIn) -> dict[str, float]:
 
 
 def test_what_happens_is_counted() -> None:
-    central = StandIn(LIMITS)
+    central = SocketlessCentral(LIMITS)
     metrics = central.metrics
     for kind, size_ in (("report", 100), ("report", 50), ("classic_report", 7), ("quota", 900)):
         metrics.frame(kind, size_)
@@ -41,8 +41,8 @@ def test_what_happens_is_counted() -> None:
     metrics.refused("overloaded: too many connections")
     metrics.bad_frame()
     metrics.answered(0.0002)
-    metrics.assigned(0.03, 1000)
-    metrics.keeps_state()
+    metrics.assigned(0.03)
+    metrics.state_file_opened()
     assert told(central)["state_bytes"] == 0
     metrics.state_failed()
     metrics.state_written(0.2, 12_345)
@@ -68,13 +68,13 @@ def test_what_happens_is_counted() -> None:
 
 
 def test_nobody_connected_is_told_as_nobody() -> None:
-    values = told(StandIn(LIMITS))
+    values = told(SocketlessCentral(LIMITS))
     assert values["connections{kind=sluicegate.v1}"] == 0
     assert values["connections{kind=classic}"] == 0
 
 
 def test_reasons_and_kinds_from_outside_are_bounded() -> None:
-    central = StandIn(LIMITS)
+    central = SocketlessCentral(LIMITS)
     for i in range(1000):
         central.metrics.refused(f"reason {i}: text")
         central.metrics.frame(f"kind {i}", 1)
@@ -85,14 +85,14 @@ def test_reasons_and_kinds_from_outside_are_bounded() -> None:
 
 
 def test_two_centrals_in_one_process_do_not_see_each_other() -> None:
-    one, other = StandIn(LIMITS), StandIn(LIMITS)
+    one, other = SocketlessCentral(LIMITS), SocketlessCentral(LIMITS)
     one.metrics.bad_frame()
     assert told(one)["bad_frames_total"] == 1
     assert told(other)["bad_frames_total"] == 0
 
 
 def test_the_overshoot_is_that_of_all_nodes_together() -> None:
-    central = StandIn(LIMITS)
+    central = SocketlessCentral(LIMITS)
     central.slot(
         {
             ("node-1", "front", "even", "requests"): (6.0, 0),
@@ -125,19 +125,19 @@ def test_the_overshoot_is_that_of_all_nodes_together() -> None:
 
 
 def test_a_slot_is_looked_at_once_and_not_before_it_is_over() -> None:
-    central = StandIn(LIMITS)
+    central = SocketlessCentral(LIMITS)
     central.slot({("node-1", "front", "ann", "requests"): (10.0, 0)})
     assert told(central)["overshoot_count"] == 1
     for slot in (100, 101, 500):
-        central.metrics.slot_over(central, slot)
+        central.metrics.record_slot(central, slot)
     assert told(central)["overshoot_count"] == 1
 
 
 def test_of_a_large_ledger_another_part_is_looked_at_in_each_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics_module, "_LOOKED_AT", 40)
-    central = StandIn(LIMITS)
+    monkeypatch.setattr(metrics_module, "_MAX_BUCKETS_PER_SLOT", 40)
+    central = SocketlessCentral(LIMITS)
     users = {("node-1", "front", f"user-{i}", "requests"): (10.0, 0) for i in range(60)}
     reads = {("node-1", "back", f"user-{i}", "reads"): (10.0, 0) for i in range(40)}
     looked = []
@@ -148,7 +148,7 @@ def test_of_a_large_ledger_another_part_is_looked_at_in_each_slot(
 
 
 def test_the_age_of_quotas_in_use_is_that_of_live_nodes() -> None:
-    central = StandIn(LIMITS)
+    central = SocketlessCentral(LIMITS)
     central.connected = [Connected("node-1"), Connected("node-2"), Connected("silent")]
     central.slot({})
     for connection, age in zip(central.connected, (0.4, 2.5, 100.0), strict=True):
@@ -157,26 +157,26 @@ def test_the_age_of_quotas_in_use_is_that_of_live_nodes() -> None:
     values = told(central)
     assert values["quota_age_max_slots"] == pytest.approx(2.5)
     assert values["nodes_live"] == 3
-    central.metrics.slot_over(central, 99)
+    central.metrics.record_slot(central, 99)
     values = told(central)
     assert values["quota_age_slots_bucket{le=0.5}"] == 1
     assert values["quota_age_slots_bucket{le=3.0}"] == 2
     assert values["quota_age_slots_count"] == 2
 
 
-def test_bins_count_at_their_edges() -> None:
-    bins = Bins((0.0, 1.0))
+def test_a_histogram_counts_a_value_at_its_upper_edge() -> None:
+    histogram = Histogram((0.0, 1.0))
     for value in (-1.0, 0.0, 0.5, 1.0, 1.5):
-        bins.observe(value)
-    assert bins.counts == [2, 2, 1]
-    bins.add([1, 1, 1])
-    assert bins.counts == [3, 3, 2]
-    assert repr(bins) == "Bins({0.0: 3, 1.0: 3, 'more': 2})"
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1]
+    histogram.add([1, 1, 1])
+    assert histogram.counts == [3, 3, 2]
+    assert repr(histogram) == "Histogram({0.0: 3, 1.0: 3, 'more': 2})"
 
 
 def test_the_busiest_are_found_among_many() -> None:
     """However many resources each of them has."""
-    central = StandIn([Entry("front", "*", rates={f"r{i}": 10.0 for i in range(8)})])
+    central = SocketlessCentral([Entry("front", "*", rates={f"r{i}": 10.0 for i in range(8)})])
     traffic = {
         ("node-1", "front", f"user-{i}", f"r{j}"): (float(i + 1), 0)
         for i in range(50)

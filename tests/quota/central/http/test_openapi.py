@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import (
 
 from sluicegate.quota import Entry
 from sluicegate.quota.central.http.openapi import document
-from tests.harness.central_without_sockets import Connected, StandIn
+from tests.harness.central_without_sockets import Connected, SocketlessCentral
 
 CHECKS = [
     not_a_server_error,
@@ -25,8 +25,8 @@ CHECKS = [
 ]
 
 
-def _central() -> StandIn:
-    central = StandIn([Entry("front", "*", rates={"requests": 10.0, "reads": 5.0})])
+def _central() -> SocketlessCentral:
+    central = SocketlessCentral([Entry("front", "*", rates={"requests": 10.0, "reads": 5.0})])
     central.connected = [Connected("node-1", quota_sent=central.now()), Connected("node-2")]
     for _ in range(3):
         central.slot(

@@ -11,7 +11,7 @@ import pytest
 from websockets.sync.client import connect
 
 from sluicegate.quota import Central, Entry
-from sluicegate.quota.central.net.http_protocol import FrontDoor, Hall
+from sluicegate.quota.central.net.http_protocol import BoundedHttpProtocol, IdleConnections
 from sluicegate.quota.central.net.session import NodeSession
 from sluicegate.quota.central.net.websocket import NodeSocket
 from sluicegate.quota.central.sources.memory import MemoryLimits
@@ -82,10 +82,10 @@ def test_there_is_room_for_so_many_connections_and_no_more() -> None:
                 with connect(central.ws_url) as socket:
                     assert closed_with(socket) == (
                         1013,
-                        "overloaded: 2 connections are all there can be",
+                        "overloaded: too many connections, at most 2",
                     )
             assert first.report(first.slot(), {})
-        wait_for(lambda: central.board is not None and not central.board.connections())
+        wait_for(lambda: central.registry is not None and not central.registry.connections())
         with PlainNode(central, "c") as node:
             assert node.report(node.slot(), {})
 
@@ -105,14 +105,14 @@ def test_denied_and_overloaded_are_counted_apart() -> None:
 
 def test_one_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel takes on its way is some megabytes; only then does it show."""
-    monkeypatch.setattr("sluicegate.quota.central.net.connections._PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("sluicegate.quota.central.net.connections._WRITE_TIMEOUT_SECONDS", 0.5)
     with (
         running(slot_seconds=0.1) as central,
         raw_websocket(central) as deaf,
         V1Node(central, "other") as other,
     ):
-        board = central.board
-        assert board is not None
+        registry = central.registry
+        assert registry is not None
         users = {f"user_{n:0150}": {"requests": 1} for n in range(2000)}
         slot = slot_of(central)
         report = {"node_id": "d", "slot_number": slot, "consumption": {"front": users}}
@@ -122,23 +122,23 @@ def test_one_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> No
         refused = 'refusals_total{reason="overloaded"} 1'
         wait_for(lambda: refused in get(central, "/metrics"))
         assert other.report(slot)
-        wait_for(lambda: [each.node for each in board.connections()] == ["other"])
+        wait_for(lambda: [each.node for each in registry.connections()] == ["other"])
 
 
 def test_silence_is_met_with_a_ping_and_then_with_the_end() -> None:
     """Here both have been silent for 20 s, and the one that does not answer for 50 s."""
     with running() as central, raw_websocket(central) as dead, PlainNode(central) as silent:
-        board = central.board
-        assert board is not None
-        wait_for(lambda: len(board.connections()) == 2)
-        of_dead, of_silent = board._sockets
-        before = of_silent._heard
+        registry = central.registry
+        assert registry is not None
+        wait_for(lambda: len(registry.connections()) == 2)
+        of_dead, of_silent = registry._sockets
+        before = of_silent._last_received
         for socket_ in (of_dead, of_silent):
-            socket_._heard -= 20.0
-            socket_._pinged -= 20.0
+            socket_._last_received -= 20.0
+            socket_._last_ping -= 20.0
         assert dead.recv(100) == b"\x89\x00"  # a ping
-        wait_for(lambda: of_silent._heard > before)  # the library answers it
-        of_dead._heard -= 30.0
+        wait_for(lambda: of_silent._last_received > before)  # the library answers it
+        of_dead._last_received -= 30.0
         assert b"lost: no answer to a ping" in dead.recv(200)
         assert silent.report(silent.slot(), {})
 
@@ -157,16 +157,16 @@ def test_fragments_without_end_are_ended() -> None:
 
 def test_what_is_coming_in_is_bounded_over_all_connections() -> None:
     with running() as central, PlainNode(central) as node:
-        assert central.board is not None
-        central.board.receiving.most = 150_000
+        assert central.registry is not None
+        central.registry.receive_budget.max_bytes = 150_000
         begun = frame(b"x" * 100_000)[:90_000]
         with raw_websocket(central) as first, raw_websocket(central) as second:
             first.sendall(begun)
-            wait_for(lambda: central.board.receiving.bytes > 50_000)
+            wait_for(lambda: central.registry.receive_budget.used_bytes > 50_000)
             second.sendall(begun)
-            assert b"overloaded: too much is coming in at once" in second.recv(200)
+            assert b"overloaded: receive buffers are full" in second.recv(200)
             assert node.report(node.slot(), {})
-        wait_for(lambda: central.board.receiving.bytes == 0)
+        wait_for(lambda: central.registry.receive_budget.used_bytes == 0)
 
 
 # Those who say nothing
@@ -177,34 +177,34 @@ def http(central: Central) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
-def hall_of(central: Central, most: int) -> Hall:
+def idle_connections_of(central: Central, capacity: int) -> IdleConnections:
     """With room for so many."""
     server = central._server
     assert server is not None
-    server._hall.most = most
-    return server._hall
+    server._idle_connections.capacity = capacity
+    return server._idle_connections
 
 
 def test_who_has_been_silent_for_longest_gives_way() -> None:
     with running() as central:
-        hall = hall_of(central, 3)
+        idle = idle_connections_of(central, 3)
         with http(central) as oldest, http(central), http(central):
-            wait_for(lambda: len(hall.callers) == 3)
+            wait_for(lambda: len(idle.connections) == 3)
             with http(central) as caller:
                 caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert caller.recv(100).startswith(b"HTTP/1.1 200")
                 head, _, body = oldest.recv(1000).partition(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 503 ")
                 assert b"content-length: %d" % len(body) in head
-                assert json.loads(body)["error_message"] == "overloaded: too many callers"
+                assert json.loads(body)["error_message"] == "overloaded: too many HTTP connections"
             with PlainNode(central) as node:  # so do those who are here when a node comes
                 assert node.report(node.slot(), {})
-        wait_for(lambda: not hall.callers)
+        wait_for(lambda: not idle.connections)
 
 
 def test_silent_connections_do_not_hold_the_door_shut() -> None:
     with running() as central:
-        hall = hall_of(central, 50)
+        idle = idle_connections_of(central, 50)
         silent = [http(central) for _ in range(120)]
         try:
             for _ in range(3):
@@ -212,7 +212,7 @@ def test_silent_connections_do_not_hold_the_door_shut() -> None:
                     assert node.report(node.slot(), {})
                     caller.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
                     assert caller.recv(100).startswith(b"HTTP/1.1 200")
-                    assert len(hall.callers) <= 50
+                    assert len(idle.connections) <= 50
         finally:
             for each in silent:
                 each.close()
@@ -229,7 +229,7 @@ def test_who_waits_for_his_answer_does_not_give_way() -> None:
             super().put(entry)
 
     with running(limits=Slow(LIMITS)) as central, PlainNode(central) as node:
-        hall_of(central, 1)
+        idle_connections_of(central, 1)
         body = b'{"service": "front", "user": "ann", "requests": 5}'
         with http(central) as waiting:
             waiting.sendall(
@@ -271,29 +271,29 @@ def test_who_takes_long_over_his_request_is_let_go(
 
 def test_they_are_protocols_of_asyncio() -> None:
     """uvicorn is handed these two; that it can make them is seen in all other tests."""
-    for protocol in (FrontDoor, NodeSocket):
+    for protocol in (BoundedHttpProtocol, NodeSocket):
         assert hasattr(protocol, "data_received")
 
 
 def test_of_quotas_that_wait_for_a_slow_node_it_gets_the_newest() -> None:
     """The transport says when its buffer is full, and when it is not; here we say it."""
     with running() as central, V1Node(central) as node:
-        board = central.board
-        assert board is not None
+        registry = central.registry
+        assert registry is not None
         node.report(slot_of(central) - 1, ann=3.0)
         first = node.read()
         assert isinstance(first, Quota)
-        (socket,) = board._sockets
+        (socket,) = registry._sockets
         session = socket._session
         assert isinstance(session, NodeSession)
 
         async def be_slow() -> None:  # in one turn of the loop: nothing comes between
             socket.pause_writing()
             for later in range(1, 6):
-                board.deliver([("n", first._replace(slot=first.slot + later))])
-            assert len(session._outbox) == 1
+                registry.deliver([("n", first._replace(slot=first.slot + later))])
+            assert len(session._send_queue) == 1
             socket.resume_writing()
-            assert len(session._outbox) == 0
+            assert len(session._send_queue) == 0
 
         asyncio.run_coroutine_threadsafe(be_slow(), socket._loop).result(PATIENCE)
         newest = node.read()

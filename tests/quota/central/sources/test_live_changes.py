@@ -137,8 +137,8 @@ def test_many_limits_at_once_do_not_hold_up_the_nodes() -> None:
         answer = httpx.put(f"{central.url}/api/limits", content=body, timeout=PATIENCE)
         assert answer.status_code == 200
         node.report(slot_of(central) - 1)
-        assert central.board is not None
-        assert len(central.board.keeper.entries) == 30_000
+        assert central.registry is not None
+        assert len(central.registry.limits_sync.entries) == 30_000
         longest = max(turns)
     assert longest < 0.05
 

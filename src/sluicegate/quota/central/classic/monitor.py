@@ -1,11 +1,10 @@
-"""What one who looks through the classic monitor is told; no I/O.
+"""The monitor of the classic protocol: answers queries about connections and slots; no I/O.
 
     {"monitor": "consumption_sum", "start_slot": 1515118660, "end_slot": 1515118666}
 
-asks for what the central knows; without slots for all it has, without an end for one slot. The
-answer is one JSON text. Of a large ledger it is long: so it is written in steps of some
-milliseconds, a part of the users in each, and it has a bound.
-What changes between two steps may be seen or not.
+asks for a range of slots; without slots for all there are, without an end for one slot. The answer
+is one JSON text. For a large ledger it is long: so it is written in steps of some milliseconds, a
+part of the users in each, and it is bounded. Changes between two steps may be seen or not.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -28,17 +27,17 @@ from sluicegate.quota.ledger._service_ledger import Book
 
 __all__ = ["Monitor"]
 
-_MOST_BYTES = 4 << 20  # to put them together and to send them are steps of some 10 ms
+_MAX_BYTES = 4 << 20  # to put them together and to send them are steps of some 10 ms
 _AT_ONCE = 500  # users that are written in some 3 ms
 
-# Written in steps, in pieces that are put together once, in the end. No pieces: nothing is told.
+# Written in steps, in pieces that are joined once, at the end. No pieces: nothing to report.
 _Text: TypeAlias = Generator[None, None, list[bytes]]
 _Item = TypeVar("_Item")
 _Tables: TypeAlias = Iterator[Mapping[str, object]]
 
 
 class Monitor:
-    """Answers those who look."""
+    """Answers the queries of monitoring clients."""
 
     def __init__(self, state: CentralState, connections: Callable[[], list[Connection]]) -> None:
         self._state = state
@@ -51,26 +50,26 @@ class Monitor:
         }
 
     def answer(self, now: float, message: Parsed) -> Generator[None, None, bytes]:
-        pieces = yield from self._look(now, message)
+        pieces = yield from self._answer_pieces(now, message)
         if len(pieces) > 1:
             yield
         return b"".join(pieces) or b"{}"
 
-    def _look(self, now: float, message: Parsed) -> _Text:
+    def _answer_pieces(self, now: float, message: Parsed) -> _Text:
         subject = message["monitor"]
         if subject == "connections":
             return [orjson.dumps(self._connected())]
         slots = self._slots(now, message)
         if subject == "distribution":
             return (yield from self._distribution(slots))
-        look = self._subjects.get(subject) if isinstance(subject, str) else None
-        if look is None:
+        subject_pieces = self._subjects.get(subject) if isinstance(subject, str) else None
+        if subject_pieces is None:
             shown = subject[:60] if isinstance(subject, str) else short(subject)
             raise InvalidMessage("InvalidSubject", f"invalid subject: {shown}")
-        return (yield from self._object((str(slot), look(slot)) for slot in slots))
+        return (yield from self._object((str(slot), subject_pieces(slot)) for slot in slots))
 
     def _slots(self, now: float, message: Parsed) -> range:
-        """The slots that are asked for, as far as they can be known."""
+        """The requested slots, as far as the ledger has them."""
         here = self._state.slot(now)
         first, last = here - self._state.ledger.nr_slot - 1, here + 2
         if message.get("start_slot") is None:
@@ -118,7 +117,7 @@ class Monitor:
         return (yield from self._services(tables))
 
     def _quota(self, slot: int) -> _Text:
-        """What nodes that report in a slot are told, which is of the slot after it: by node."""
+        """By node: the quota of nodes that report in a slot, which is for the slot after it."""
         books = self._state.ledger.books
         nodes = dict.fromkeys(
             node for book in books.values() for node in nodes_given(book, slot + 1)
@@ -150,14 +149,14 @@ class Monitor:
             for users in _batches(users_of(book, None)):
                 yield distribution_of(book, users, slots.start, slots.stop)
 
-        return (yield from self._services(tables, is_told_empty=True))
+        return (yield from self._services(tables, include_empty=True))
 
     # Text
 
-    def _services(self, tables: Callable[[Book], _Tables], *, is_told_empty: bool = False) -> _Text:
-        """The users of each service; nothing if there are none in any, unless that is told too."""
+    def _services(self, tables: Callable[[Book], _Tables], *, include_empty: bool = False) -> _Text:
+        """The users of each service; nothing if no service has any, unless `include_empty`."""
         written: list[bytes] = []
-        is_empty = not is_told_empty
+        is_empty = not include_empty
         for service, book in list(self._state.ledger.books.items()):
             users = yield from self._table(tables(book))
             is_empty = is_empty and users == [b"{}"]
@@ -165,7 +164,7 @@ class Monitor:
         return [] if is_empty or not written else [*written, b"}"]
 
     def _object(self, fields: Iterable[tuple[str, _Text]]) -> _Text:
-        """Of what there is of the fields."""
+        """One object of the fields that are not empty."""
         written: list[bytes] = []
         size = 0
         for name, field in fields:
@@ -176,7 +175,7 @@ class Monitor:
         return [*written, b"}"] if written else []
 
     def _table(self, tables: _Tables) -> _Text:
-        """All of them as one object."""
+        """All tables as one object."""
         written: list[bytes] = []
         size = 0
         for table in tables:
@@ -189,9 +188,9 @@ class Monitor:
 
     def _measured(self, size: int, pieces: list[bytes]) -> int:
         size += sum(map(len, pieces))
-        if size > _MOST_BYTES:
+        if size > _MAX_BYTES:
             raise InvalidMessage(
-                "TooLarge", f"the answer has more than {_MOST_BYTES} bytes: ask for fewer slots"
+                "TooLarge", f"the answer has more than {_MAX_BYTES} bytes: ask for fewer slots"
             )
         return size
 

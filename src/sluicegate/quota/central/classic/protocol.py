@@ -1,4 +1,6 @@
-"""The protocol of classic nodes: one JSON text for each report, one for each answer; no I/O.
+"""The classic protocol: parses JSON reports, books them and writes the answers; no I/O.
+
+One JSON text for each report, one for each answer:
 
     {"node_id": "n1", "slot_number": 1515118666,
      "consumption": {"front": {"ann": {"traffic_up": 11534593}}},
@@ -9,13 +11,13 @@ quota of the slot after it, for every service there is and every one the report 
 
     {"front": {"1515118667": {"ann": {"traffic_up": 1048576000.0}}}}
 
-A message that makes no sense is answered with `error_code` and `error_message`; one that has the
-key `monitor` is for `monitor`.
+An invalid message is answered with `error_code` and `error_message`; one that has the key
+`monitor` is for `monitor`.
 
-A report is checked and its names are looked up in steps of some milliseconds, so that the others
-have their turns; then it is booked in one.
+A report is checked and its names are looked up in steps of some milliseconds, so that other
+connections have their turns; then it is booked in one.
 
-Lua writes an empty table as `[]` as often as `{}`, and whole numbers as floats: both are taken.
+Lua writes an empty table as `[]` as often as `{}`, and whole numbers as floats: both are accepted.
 """
 
 import math
@@ -30,16 +32,16 @@ from sluicegate.quota.messages import ServiceQuota
 from sluicegate.quota.wire import Bounds
 from sluicegate.quota.wire.json_frames import write_classic
 
-__all__ = ["ClassicBook", "InvalidMessage", "Parsed", "error", "parse", "short", "whole"]
+__all__ = ["ClassicReportHandler", "InvalidMessage", "Parsed", "error", "parse", "short", "whole"]
 
-_MOST_AMOUNTS = 20_000  # of a report: so many are booked in one go
+_MAX_AMOUNTS = 20_000  # of a report: it is booked in one step
 
 Parsed: TypeAlias = dict[str, Any]
 _Counts: TypeAlias = dict[str, dict[str, dict[str, float]]]
 
 
 class InvalidMessage(ProtocolError):
-    """A message that cannot be understood; `code` is what the answer's error_code says."""
+    """An invalid message; `code` is the `error_code` of the answer."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -51,7 +53,7 @@ def error(code: str, message: str) -> bytes:
 
 
 def parse(text: bytes | str) -> Parsed:
-    """The object that a text holds."""
+    """Parse a text that must hold a JSON object."""
     try:
         message = orjson.loads(text)
     except orjson.JSONDecodeError as fault:
@@ -61,15 +63,15 @@ def parse(text: bytes | str) -> Parsed:
     return message
 
 
-class ClassicBook:
-    """What the central says to classic nodes."""
+class ClassicReportHandler:
+    """Books the reports of classic nodes and answers them."""
 
     def __init__(self, state: CentralState, bounds: Bounds) -> None:
         self._state = state
         self._bounds = bounds
 
     def report(self, now: float, message: Parsed) -> Generator[None, None, bytes]:
-        """Book a report; the quota that answers it."""
+        """Book a report and return the quota that answers it."""
         node = self._name("node_id", message.get("node_id"))
         sent_in = whole("slot_number", message.get("slot_number"))
         consumption = self._counts("consumption", message)
@@ -85,7 +87,7 @@ class ClassicBook:
             raise InvalidMessage("InvalidMessage", str(fault)) from None
         yield
         # A node whose clock is a little off gets the quota of the slot it means. One that is far
-        # off gets ours, under the number it has for it.
+        # off gets that of the central's slot, under its own slot number.
         about = sent_in if abs(sent_in - slot) <= 1 else slot
         quotas = dict(ledger.quota(about, node))
         for service in (*consumption, *rejection):
@@ -97,10 +99,10 @@ class ClassicBook:
 
     def _counts(self, what: str, message: Parsed) -> _Counts:
         services = _table(what, message.get(what, {}))
-        users_left, left = self._bounds.users, _MOST_AMOUNTS
+        users_left, left = self._bounds.users, _MAX_AMOUNTS
         counts: _Counts = {}
         for service, users in services.items():
-            self._name("a service", service, self._bounds.service_bytes)
+            self._name("service", service, self._bounds.service_bytes)
             users = _table(what, users)
             users_left -= len(users)
             if users_left < 0:
@@ -112,10 +114,10 @@ class ClassicBook:
             left -= sum(map(len, users.values()))
             if left < 0:
                 raise InvalidMessage(
-                    "TooManyUsers", f"{what} must have at most {_MOST_AMOUNTS} amounts"
+                    "TooManyUsers", f"{what} must have at most {_MAX_AMOUNTS} amounts"
                 )
-            self._names("a user", users)
-            self._names("a resource", set().union(*users.values()))
+            self._names("user", users)
+            self._names("resource", set().union(*users.values()))
             counts[service] = users
         return counts
 
@@ -143,7 +145,7 @@ def _table(what: str, value: object) -> dict[str, Any]:
         return value
     if value == [] or value is None:
         return {}
-    raise InvalidMessage("InvalidMessage", f"{what} must hold objects, got {short(value)}")
+    raise InvalidMessage("InvalidMessage", f"{what} must contain objects, got {short(value)}")
 
 
 def whole(what: str, value: object) -> int:
@@ -151,7 +153,7 @@ def whole(what: str, value: object) -> int:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 53:
         raise InvalidMessage(
-            "InvalidMessage", f"{what} must be a whole number from 0 up, got {short(value)}"
+            "InvalidMessage", f"{what} must be a whole number of 0 or more, got {short(value)}"
         )
     return value
 

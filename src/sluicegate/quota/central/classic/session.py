@@ -1,38 +1,45 @@
-"""A classic node, or one who looks through the classic monitor, on one connection.
+"""`ClassicSession`: the classic protocol on one connection, for a node or a monitoring client.
 
-A frame that makes no sense is answered with an error; only when there are many of them in a
-minute does the connection end, for a classic node cannot tell why and would come back at once.
-Each frame has its answer, and in order: whoever sends several ahead tells the answers apart by
-nothing else. So no frame is looked at while the other end does not read; when it is, its answer is
-the newest there is. (A node of our own protocol is told the newest quota only; here a quota that
-was left out would be taken for the next one.)
-A central that stands by ends the connection at the first report, as the classic one did: the node
-goes to the next central.
+A malformed frame is answered with an error; only when there are many of them in a minute is the
+connection closed, for a classic node does not see the reason and would reconnect at once.
+Each frame is answered, in order: a client that sends several ahead can match the answers by
+nothing else. So no frame is processed while the peer does not read; when it is, its answer is the
+newest there is. (A `sluicegate.v1` node is sent the newest quota only; here a quota that was left
+out would be taken for the next one.)
+A standby central closes the connection at the first report, as the classic one did: the node goes
+to the next central.
 """
 
 from collections.abc import Generator
 
 from sluicegate.quota.central.classic.monitor import Monitor
-from sluicegate.quota.central.classic.protocol import ClassicBook, InvalidMessage, error, parse
-from sluicegate.quota.central.net.connection import Connection, Refusal
-from sluicegate.quota.central.net.connections import OpenSession, Switchboard
+from sluicegate.quota.central.classic.protocol import (
+    ClassicReportHandler,
+    InvalidMessage,
+    error,
+    parse,
+)
+from sluicegate.quota.central.net.connection import CloseReason, Connection
+from sluicegate.quota.central.net.connections import ConnectionRegistry, OpenSession
 from sluicegate.quota.central.net.websocket import NodeSocket, Session, Work
 
-__all__ = ["ClassicSession", "classic_sessions"]
+__all__ = ["ClassicSession", "classic_session_factory"]
 
-_MOST_BAD = 10  # in a minute
+_MAX_BAD_FRAMES = 10  # in a minute
 _SMALL_BYTES = 1 << 16
 _MINUTE = 60.0
-_NO_FAULT = ("InvalidSubject", "TooLarge")  # told, but nothing is wrong with the frame
+_NOT_BAD_FRAMES = ("InvalidSubject", "TooLarge")  # the frame itself is well-formed
 
 
-def classic_sessions(board: Switchboard) -> OpenSession:
-    """What serves the classic protocol on the connections of a central."""
-    book = ClassicBook(board.state, board.bounds)
-    monitor = Monitor(board.state, board.connections)
+def classic_session_factory(registry: ConnectionRegistry) -> OpenSession:
+    """Create the factory of classic sessions for a central."""
+    report_handler = ClassicReportHandler(registry.state, registry.bounds)
+    monitor = Monitor(registry.state, registry.connections)
 
     def open_session(socket: NodeSocket, connection: Connection, is_admin: bool) -> Session:
-        return ClassicSession(board, socket, connection, book, monitor if is_admin else None)
+        return ClassicSession(
+            registry, socket, connection, report_handler, monitor if is_admin else None
+        )
 
     return open_session
 
@@ -42,41 +49,43 @@ class ClassicSession:
 
     def __init__(
         self,
-        exchange: Switchboard,
+        registry: ConnectionRegistry,
         socket: NodeSocket,
         connection: Connection,
-        book: ClassicBook,
+        report_handler: ClassicReportHandler,
         monitor: Monitor | None,
     ) -> None:
         self.connection = connection
-        self._exchange = exchange
+        self._registry = registry
         self._socket = socket
-        self._book = book
-        self._monitor = monitor  # None: it may not look
+        self._report_handler = report_handler
+        self._monitor = monitor  # None: not an administrator
         self._bad = 0
         self._bad_since = 0.0
 
     def received(self, frame: bytes | str) -> Work:
         while not self._socket.is_writable:
-            self._socket.hold()
+            self._socket.pause_input()
             yield
-        now = self._exchange.now()
+        now = self._registry.now()
         self.connection.frames += 1
         try:
             answer = yield from self._answer(now, frame)
         except InvalidMessage as fault:
             answer = error(fault.code, str(fault))
-            if fault.code not in _NO_FAULT:
-                self._exchange.bad_frame(self.connection.address)
-                if self._has_too_many(now):
-                    return Refusal.bad_frame(f"the {_MOST_BAD}th in a minute: {fault}")
+            if fault.code not in _NOT_BAD_FRAMES:
+                self._registry.bad_frame(self.connection.address)
+                if self._has_too_many_bad(now):
+                    return CloseReason.bad_frame(
+                        f"{_MAX_BAD_FRAMES} bad frames in a minute, the last: {fault}"
+                    )
         if answer is None:
-            return Refusal.overloaded("this central stands by, another one leads")
+            return CloseReason.overloaded("this central is on standby, another one leads")
         if len(answer) > _SMALL_BYTES:
             yield
-        self._exchange.metrics.frame("classic_answer", len(answer))
+        self._registry.metrics.frame("classic_answer", len(answer))
         self._socket.send_text(answer)
-        self._exchange.metrics.answered(self._exchange.now() - now)
+        self._registry.metrics.answered(self._registry.now() - now)
         return None
 
     def _answer(self, now: float, frame: bytes | str) -> Generator[None, None, bytes | None]:
@@ -86,27 +95,27 @@ class ClassicSession:
         if len(frame) > _SMALL_BYTES:
             yield
         if "monitor" in message:
-            self._exchange.metrics.frame("monitor", len(frame))
+            self._registry.metrics.frame("monitor", len(frame))
             if self._monitor is None:
-                raise InvalidMessage("Denied", "the monitor needs the admin token")
+                raise InvalidMessage("Denied", "the monitor requires the admin token")
             return (yield from self._monitor.answer(now, message))
-        self._exchange.metrics.frame("classic_report", len(frame))
-        if not self._exchange.state.leads:
+        self._registry.metrics.frame("classic_report", len(frame))
+        if not self._registry.state.leads:
             return None
-        answer = yield from self._book.report(now, message)
+        answer = yield from self._report_handler.report(now, message)
         self.connection.node = message["node_id"]
         self.connection.last_slot = int(message["slot_number"]) - 1
         self.connection.quota_sent = now
         return answer
 
-    def _has_too_many(self, now: float) -> bool:
+    def _has_too_many_bad(self, now: float) -> bool:
         if now - self._bad_since > _MINUTE:
             self._bad, self._bad_since = 0, now
         self._bad += 1
-        return self._bad >= _MOST_BAD
+        return self._bad >= _MAX_BAD_FRAMES
 
     def writable(self) -> None:
-        """Nothing waits here: the socket goes on with the frames it holds."""
+        """Nothing is queued here: the socket resumes the frames it has paused."""
 
     def lost(self) -> None:
-        self._exchange.gone(self._socket)
+        self._registry.remove(self._socket)

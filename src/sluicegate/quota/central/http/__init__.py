@@ -1,1 +1,1 @@
-"""What a central answers over HTTP: the API, the metrics and their description."""
+"""The HTTP side of a central: the API, the metrics and their description."""

@@ -1,25 +1,25 @@
-"""The central's HTTP API: what is limited, who uses what, which nodes there are, is it well.
+"""The routes of the central's HTTP API: status, limits, usage, nodes, metrics and health.
 
-    GET    /api/status          who it is, whether it leads, which slot it is
-    GET    /api/limits          the entries in force, and what is wrong with the source
-    PUT    /api/limits          one entry, or all of them
-    DELETE /api/limits          one entry
+    GET    /api/status          name, role, epoch and current slot
+    GET    /api/limits          the entries in force, and the errors of the source
+    PUT    /api/limits          set one entry, or all of them
+    DELETE /api/limits          remove one entry
     GET    /api/usage           users against their limits, the busiest first
     GET    /api/nodes           the nodes and their connections
-    GET    /api/openapi.json    all of this, for programs
+    GET    /api/openapi.json    the description of this API, for programs
     GET    /metrics             for Prometheus
     GET    /healthz             200 "ok", or 503 with the reason
 
-Everything is looked up on the loop, from a `CentralView`, and bounded: so many users, entries and
-bytes in one answer. Only limits, of which there may be 100,000, are read, looked through and
-written in threads. Who may ask is for the server to check, before it comes here.
+Everything is read on the loop, from a `ConnectionRegistry`, and bounded: there is a maximum of
+users, entries and bytes in one response. Only limits, of which there may be 100,000, are read,
+searched and encoded in threads. The server checks the token before it calls a route.
 """
 
 import asyncio
 import importlib.metadata
 import time
 from collections.abc import Generator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import orjson
 from starlette.requests import Request
@@ -27,29 +27,33 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from sluicegate.errors import SluicegateError
-from sluicegate.quota.central.http.health import CentralView, ConnectionView, is_late
+from sluicegate.quota.central.http.health import unhealthy_reason
 from sluicegate.quota.central.http.metrics import CONTENT_TYPE
 from sluicegate.quota.central.http.openapi import document
-from sluicegate.quota.central.http.responses import Refused, answer, exception_handlers, refusal
+from sluicegate.quota.central.http.responses import ApiError, json_response
 from sluicegate.quota.central.http.usage import full_slot, usage
 from sluicegate.quota.central.sources import NotEditable
 from sluicegate.quota.central.sources.edits import Change, Put, Remove, Replace
 from sluicegate.quota.ledger.entry import Entry, entry_of, read_tables, table_of
 
-__all__ = ["CentralView", "ConnectionView", "exception_handlers", "refusal", "routes"]
+if TYPE_CHECKING:
+    from sluicegate.quota.central.net.connection import Connection
+    from sluicegate.quota.central.net.connections import ConnectionRegistry
 
-_MOST_BODY_BYTES = 8 << 20
-_MOST_COMPLAINTS = 100
-_MOST_ENTRIES = 10_000
-_MOST_USERS = 1_000
-_MOST_NODES = 10_000
+__all__ = ["routes"]
+
+_MAX_BODY_BYTES = 8 << 20
+_MAX_COMPLAINTS = 100
+_MAX_ENTRIES = 10_000
+_MAX_USERS = 1_000
+_MAX_NODES = 10_000
 
 _Result = TypeVar("_Result")
 
 
-def routes(view: CentralView) -> list[BaseRoute]:
+def routes(registry: "ConnectionRegistry") -> list[BaseRoute]:
     """The routes of one central. The application must have `exception_handlers()` too."""
-    api = _Api(view)
+    api = _Api(registry)
     return [
         Route("/api/status", api.status, methods=["GET"]),
         Route("/api/limits", api.limits, methods=["GET", "PUT", "DELETE"]),
@@ -64,36 +68,36 @@ def routes(view: CentralView) -> list[BaseRoute]:
 class _Api:
     """One method for each route."""
 
-    def __init__(self, view: CentralView) -> None:
-        self._view = view
+    def __init__(self, registry: "ConnectionRegistry") -> None:
+        self._registry = registry
         self._version = importlib.metadata.version("sluicegate")
 
     async def status(self, request: Request) -> Response:
-        _query(request)
-        view = self._view
-        state, now, keeper = view.state, view.now(), view.keeper
+        _parse_query(request)
+        registry = self._registry
+        state, now, limits_sync = registry.state, registry.now(), registry.limits_sync
         slot = state.slot(now)
-        return answer(
+        return json_response(
             {
-                "name": view.name,
+                "name": registry.name,
                 "role": "active" if state.leads else "standby",
                 "epoch": state.epoch,
-                "leader": view.name if state.leads else None,
+                "leader": registry.name if state.leads else None,
                 "slot": slot,
                 "slot_seconds": state.ledger.slot_seconds,
-                "uptime": max(0.0, time.time() - view.started),
+                "uptime": max(0.0, time.time() - registry.started),
                 "version": self._version,
                 "services": state.ledger.services,
                 "nodes": len(state.ledger.live_nodes(slot)),
-                "connections": len(view.connections()),
+                "connections": len(registry.connections()),
                 "cells": state.ledger.cells,
                 "limits": {
-                    "source": keeper.source.name,
-                    "editable": keeper.source.is_editable,
-                    "entries": len(keeper.entries),
-                    "complaints": len(keeper.complaints),
-                    "error": keeper.error,
-                    "loaded_at": keeper.loaded_at,
+                    "source": limits_sync.source.name,
+                    "editable": limits_sync.source.is_editable,
+                    "entries": len(limits_sync.entries),
+                    "complaints": len(limits_sync.complaints),
+                    "error": limits_sync.error,
+                    "loaded_at": limits_sync.loaded_at,
                 },
             }
         )
@@ -105,103 +109,109 @@ class _Api:
             return await self._put_limits(request)
         if request.method == "DELETE":
             return await self._delete_limit(request)
-        query = _query(request, "service", "user", "limit", "offset")
-        most = _number(query, "limit", _MOST_ENTRIES, 1, _MOST_ENTRIES)
-        offset = _number(query, "offset", 0, 0, 1 << 53)
+        query = _parse_query(request, "service", "user", "limit", "offset")
+        most = _int_parameter(query, "limit", _MAX_ENTRIES, 1, _MAX_ENTRIES)
+        offset = _int_parameter(query, "offset", 0, 0, 1 << 53)
         return await asyncio.to_thread(
-            self._chosen, query.get("service"), query.get("user"), most, offset
+            self._select_limits, query.get("service"), query.get("user"), most, offset
         )
 
-    def _chosen(self, service: str | None, user: str | None, most: int, offset: int) -> Response:
-        entries = self._view.keeper.entries
+    def _select_limits(
+        self, service: str | None, user: str | None, most: int, offset: int
+    ) -> Response:
+        entries = self._registry.limits_sync.entries
         if service is not None or user is not None:
             entries = [
                 entry
                 for entry in entries
                 if service in (None, entry.service) and user in (None, entry.user)
             ]
-        return self._limits(entries[offset : offset + most], len(entries))
+        return self._limits_response(entries[offset : offset + most], len(entries))
 
-    def _limits(self, entries: Sequence[Entry], total: int) -> Response:
-        keeper = self._view.keeper
-        return answer(
+    def _limits_response(self, entries: Sequence[Entry], total: int) -> Response:
+        limits_sync = self._registry.limits_sync
+        return json_response(
             {
                 "limits": [table_of(entry) for entry in entries],
                 "total": total,
-                "source": keeper.source.name,
-                "editable": keeper.source.is_editable,
+                "source": limits_sync.source.name,
+                "editable": limits_sync.source.is_editable,
                 "complaints": [
                     text[:1000].encode(errors="replace").decode()
-                    for text in keeper.complaints[:_MOST_COMPLAINTS]
+                    for text in limits_sync.complaints[:_MAX_COMPLAINTS]
                 ],
-                "error": keeper.error,
+                "error": limits_sync.error,
             }
         )
 
     async def _put_limits(self, request: Request) -> Response:
-        _query(request)
-        change = await asyncio.to_thread(_change, await _body(request))
+        _parse_query(request)
+        change = await asyncio.to_thread(_parse_change, await _read_body(request))
         await self._edit(change)
         entries = change.entries if isinstance(change, Replace) else [change.entry]
-        return await asyncio.to_thread(self._limits, entries[:_MOST_ENTRIES], len(entries))
+        return await asyncio.to_thread(self._limits_response, entries[:_MAX_ENTRIES], len(entries))
 
     async def _delete_limit(self, request: Request) -> Response:
-        query = _query(request, "service", "user")
+        query = _parse_query(request, "service", "user")
         try:
             service, user = query["service"], query["user"]
         except KeyError as error:
-            raise Refused(
-                400, "BadRequest", f"expected the parameters service and user, {error} is missing"
+            raise ApiError(
+                400, "BadRequest", f"missing parameter {error}: expected service and user"
             ) from None
         if not await self._edit(Remove(service, user)):
-            raise Refused(404, "NotFound", f"{service!r} has no limit for the user {user!r}")
-        return answer({"removed": {"service": service, "user": user}})
+            raise ApiError(404, "NotFound", f"no limit for service {service!r} and user {user!r}")
+        return json_response({"removed": {"service": service, "user": user}})
 
     async def _edit(self, change: Change) -> bool:
         try:
-            return await self._view.keeper.edit_async(change)
+            return await self._registry.limits_sync.edit_async(change)
         except NotEditable as error:
-            raise Refused(409, "NotEditable", str(error)) from None
+            raise ApiError(409, "NotEditable", str(error)) from None
         except SluicegateError as error:
-            raise Refused(503, "SourceFailed", str(error)) from None
+            raise ApiError(503, "SourceFailed", str(error)) from None
 
-    # Looking
+    # Usage, nodes and health
 
     async def usage(self, request: Request) -> Response:
-        query = _query(request, "service", "user", "limit")
-        state = self._view.state
-        slot = full_slot(state, self._view.now())
-        users = await _in_turns(
+        query = _parse_query(request, "service", "user", "limit")
+        state = self._registry.state
+        slot = full_slot(state, self._registry.now())
+        users = await _run_in_steps(
             usage(
                 state.ledger,
                 slot,
                 service=query.get("service"),
                 user=query.get("user"),
-                limit=_number(query, "limit", 100, 1, _MOST_USERS),
+                limit=_int_parameter(query, "limit", 100, 1, _MAX_USERS),
             )
         )
-        return answer({"slot": slot, "slot_seconds": state.ledger.slot_seconds, "users": users})
+        return json_response(
+            {"slot": slot, "slot_seconds": state.ledger.slot_seconds, "users": users}
+        )
 
     async def nodes(self, request: Request) -> Response:
-        _query(request)
-        state, now = self._view.state, self._view.now()
+        _parse_query(request)
+        state, now = self._registry.state, self._registry.now()
         slot = state.slot(now)
-        connected = {each.node: each for each in self._view.connections() if each.node is not None}
+        connected = {
+            each.node: each for each in self._registry.connections() if each.node is not None
+        }
         names = sorted({*connected, *state.ledger.live_nodes(slot)})
-        return answer(
+        return json_response(
             {
                 "nodes": [
-                    self._node(name, connected.get(name), slot, now) for name in names[:_MOST_NODES]
+                    self._node(name, connected.get(name), slot, now) for name in names[:_MAX_NODES]
                 ],
                 "total": len(names),
             }
         )
 
     def _node(
-        self, name: str, connection: ConnectionView | None, slot: int, now: float
+        self, name: str, connection: "Connection | None", slot: int, now: float
     ) -> dict[str, object]:
-        """Of a live node that is not connected here, only that it was heard of lately."""
-        ledger = self._view.state.ledger
+        """A live node that is not connected has only its name."""
+        ledger = self._registry.state.ledger
         node: dict[str, object] = {"name": name, "live": ledger.is_live(name, slot)}
         if connection is None:
             nothing = ("kind", "address", "connected_since", "frames", "last_slot", "quota_age")
@@ -217,45 +227,47 @@ class _Api:
         }
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._view.metrics.render(self._view), media_type=CONTENT_TYPE)
+        return Response(self._registry.metrics.render(self._registry), media_type=CONTENT_TYPE)
 
     async def healthz(self, request: Request) -> Response:
-        reason = is_late(self._view)
+        reason = unhealthy_reason(self._registry)
         return PlainTextResponse(reason or "ok", 503 if reason else 200)
 
     async def openapi(self, request: Request) -> Response:
-        _query(request)
-        return answer(document(self._version))
+        _parse_query(request)
+        return json_response(document(self._version))
 
 
-def _query(request: Request, *names: str) -> Mapping[str, str]:
-    """The parameters; one that is not known or given twice is a slip that must not pass."""
+def _parse_query(request: Request, *names: str) -> Mapping[str, str]:
+    """The query parameters; an unknown or repeated one is an error."""
     query: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in names:
             expected = ", ".join(names) or "none"
-            raise Refused(
-                400, "BadRequest", f"unknown parameter {name!r}, expected of these: {expected}"
+            raise ApiError(
+                400, "BadRequest", f"unknown parameter {name!r}, expected one of: {expected}"
             )
         if name in query:
-            raise Refused(400, "BadRequest", f"expected {name} once, got it twice")
+            raise ApiError(400, "BadRequest", f"repeated parameter {name!r}, expected it once")
         query[name] = value
     return query
 
 
-def _number(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+def _int_parameter(
+    query: Mapping[str, str], name: str, default: int, minimum: int, most: int
+) -> int:
     text = query.get(name)
     if text is None:
         return default
-    if text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most:
+    if text.isascii() and text.isdecimal() and len(text) < 20 and minimum <= int(text) <= most:
         return int(text)
-    raise Refused(
-        400, "BadRequest", f"{name} must be a whole number from {least} to {most}, got {text!r}"
+    raise ApiError(
+        400, "BadRequest", f"{name} must be a whole number from {minimum} to {most}, got {text!r}"
     )
 
 
-async def _in_turns(work: Generator[None, None, _Result]) -> _Result:
-    """What some work returns that is done in steps, between which others have their turn."""
+async def _run_in_steps(work: Generator[None, None, _Result]) -> _Result:
+    """Run a generator to its end, with other tasks in between, and return its result."""
     while True:
         try:
             next(work)
@@ -265,41 +277,45 @@ async def _in_turns(work: Generator[None, None, _Result]) -> _Result:
         await asyncio.sleep(0)
 
 
-async def _body(request: Request) -> bytearray:
+async def _read_body(request: Request) -> bytearray:
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > _MOST_BODY_BYTES:
-            raise Refused(413, "TooLarge", f"expected a body of at most {_MOST_BODY_BYTES} bytes")
+        if len(body) > _MAX_BODY_BYTES:
+            raise ApiError(
+                413, "TooLarge", f"body is too large: expected at most {_MAX_BODY_BYTES} bytes"
+            )
     return body
 
 
-def _change(text: bytearray) -> Put | Replace:
-    """What the body of a PUT asks for."""
+def _parse_change(text: bytearray) -> Put | Replace:
+    """The edit in the body of a PUT."""
     try:
         body = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise Refused(400, "BadRequest", f"the body is not valid JSON: {error}") from None
+        raise ApiError(400, "BadRequest", f"body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
-        raise Refused(422, "InvalidLimit", f"a limit must be a JSON object, got {body!r}")
+        raise ApiError(422, "InvalidLimit", f"invalid limit: must be a JSON object, got {body!r}")
     if "limits" in body and "service" not in body:
-        return Replace(_entries(body))
+        return Replace(_parse_entries(body))
     try:
         return Put(entry_of(body))
     except ValueError as error:
-        raise Refused(422, "InvalidLimit", str(error)) from None
+        raise ApiError(422, "InvalidLimit", f"invalid limit: {error}") from None
 
 
-def _entries(body: Mapping[str, object]) -> list[Entry]:
-    """All or none: a list that is half right is a slip, and no reason to lift limits."""
+def _parse_entries(body: Mapping[str, object]) -> list[Entry]:
+    """All or none: a list that is partly invalid must not lift limits."""
     tables = body["limits"]
     if not isinstance(tables, list) or len(body) > 1:
-        raise Refused(
-            422, "InvalidLimit", 'expected one limit, or {"limits": [...]} and nothing beside it'
+        raise ApiError(
+            422,
+            "InvalidLimit",
+            'invalid limit: expected one limit, or {"limits": [...]} and no other key',
         )
     entries, faults = read_tables(tables)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         first = faults[0].removesuffix("; skipped")
-        raise Refused(422, "InvalidLimit", f"{first}{more}; nothing was changed")
+        raise ApiError(422, "InvalidLimit", f"invalid limit: {first}{more}; nothing was changed")
     return entries

@@ -1,7 +1,7 @@
-"""A histogram that takes a number in a fraction of a microsecond, or many that are counted already.
+"""`Histogram`: counts values by bucket; adding one takes a fraction of a microsecond.
 
-prometheus_client's own takes a lock and a walk for each number; these are filled on the loop
-alone, and only read for Prometheus.
+prometheus_client's own takes a lock and a linear search for each value; these are filled on the
+loop alone, and only read for Prometheus.
 """
 
 from bisect import bisect_left
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.samples import Sample
 
-__all__ = ["Bins"]
+__all__ = ["Histogram"]
 
 
-class Bins:
-    """Counts by rising upper edges; the last count is of what is above all of them."""
+class Histogram:
+    """Counts by increasing upper edges; the last count is of values above all of them."""
 
     __slots__ = ("counts", "edges", "total")
 
@@ -24,18 +24,18 @@ class Bins:
         self.total = 0.0
 
     def __repr__(self) -> str:
-        return f"Bins({dict(zip((*self.edges, 'more'), self.counts, strict=True))})"
+        return f"Histogram({dict(zip((*self.edges, 'more'), self.counts, strict=True))})"
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
 
     def add(self, counts: Sequence[int]) -> None:
-        """What was counted elsewhere by the same edges; its sum is not known."""
+        """Add counts by the same edges from elsewhere; the sum of their values is unknown."""
         self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
 
     def family(self, name: str, text: str, *, has_sum: bool = True) -> HistogramMetricFamily:
-        """As Prometheus has it: each bucket counts all below it too."""
+        """As a Prometheus metric: each bucket includes all below it."""
         below = 0
         buckets: list[tuple[str, float]] = []
         for edge, count in zip((*map(str, self.edges), "+Inf"), self.counts, strict=True):

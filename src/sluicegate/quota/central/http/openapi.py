@@ -1,6 +1,6 @@
-"""The HTTP API for programs: an OpenAPI 3.1 document, kept by hand beside `api`.
+"""The OpenAPI 3.1 document of the HTTP API, written by hand.
 
-A test drives the server by this document, so what it says is what happens.
+A test drives the server from this document, so the two agree.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ def document(version: str) -> _Json:
         "info": {
             "title": "Sluicegate central",
             "version": version,
-            "description": "Limits, usage, nodes and health of a central. With tokens set, all but "
-            "/healthz asks for the admin token.",
+            "description": "Limits, usage, nodes and health of a central. If tokens are set, all "
+            "paths but /healthz require the admin token.",
         },
         "paths": {
-            "/api/status": {"get": _get("status", "Who it is and how it is", "Status")},
+            "/api/status": {"get": _get("status", "Name, role and state of the central", "Status")},
             "/api/limits": {"get": _GET_LIMITS, "put": _PUT_LIMITS, "delete": _DELETE_LIMIT},
             "/api/usage": {"get": _GET_USAGE},
             "/api/nodes": {"get": _get("nodes", "Nodes and their connections", "Nodes")},
@@ -45,18 +45,18 @@ def _text(description: str) -> _Json:
     return {"description": description, "content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
-def _refusals(*statuses: int) -> _Json:
-    return {str(status): _json(_REFUSALS[status], "Error") for status in statuses}
+def _errors(*statuses: int) -> _Json:
+    return {str(status): _json(_ERRORS[status], "Error") for status in statuses}
 
 
-_REFUSALS = {
-    400: "the request makes no sense",
-    401: "no token, or a wrong one",
-    404: "there is no such limit",
-    409: "the limits are kept in a place that is not ours to change",
-    413: "the body is too large",
-    422: "this is no limit",
-    503: "the place where the limits are kept does not work",
+_ERRORS = {
+    400: "invalid request",
+    401: "missing or invalid token",
+    404: "no such limit",
+    409: "limits source is read-only",
+    413: "body is too large",
+    422: "invalid limit",
+    503: "limits source failed",
 }
 
 
@@ -64,7 +64,7 @@ def _get(name: str, summary: str, schema: str) -> _Json:
     return {
         "operationId": name,
         "summary": summary,
-        "responses": {"200": _json("as it is now", schema)} | _refusals(400, 401),
+        "responses": {"200": _json("current state", schema)} | _errors(400, 401),
     }
 
 
@@ -80,20 +80,20 @@ def _parameter(name: str, description: str, schema: _Json, *, required: bool = F
 
 _TEXT = {"type": "string"}
 _AMOUNT = {"type": "number", "minimum": 0}
-_OF_SERVICE = _parameter("service", "only of this service", _TEXT)
-_OF_USER = _parameter("user", 'only of this user ("*": of everyone else)', _TEXT)
+_SERVICE_FILTER = _parameter("service", "only this service", _TEXT)
+_USER_FILTER = _parameter("user", 'only this user ("*": users without a limit of their own)', _TEXT)
 
 
-def _whole(least: int, most: int, default: int) -> _Json:
-    return {"type": "integer", "minimum": least, "maximum": most, "default": default}
+def _whole(minimum: int, maximum: int, default: int) -> _Json:
+    return {"type": "integer", "minimum": minimum, "maximum": maximum, "default": default}
 
 
 _GET_LIMITS = _get("limits", "The entries in force", "Limits") | {
     "parameters": [
-        _OF_SERVICE,
-        _OF_USER,
-        _parameter("limit", "at most so many", _whole(1, 10_000, 10_000)),
-        _parameter("offset", "after so many", _whole(0, 1 << 53, 0)),
+        _SERVICE_FILTER,
+        _USER_FILTER,
+        _parameter("limit", "maximum number of entries", _whole(1, 10_000, 10_000)),
+        _parameter("offset", "number of entries to skip", _whole(0, 1 << 53, 0)),
     ]
 }
 _PUT_LIMITS = {
@@ -112,23 +112,26 @@ _PUT_LIMITS = {
             }
         },
     },
-    "responses": {"200": _json("what was set; it holds from the next slot on", "Limits")}
-    | _refusals(400, 401, 409, 413, 422, 503),
+    "responses": {
+        "200": _json("the entries that were set; in force from the next slot on", "Limits")
+    }
+    | _errors(400, 401, 409, 413, 422, 503),
 }
 _DELETE_LIMIT = {
     "operationId": "delete_limit",
     "summary": "Remove the entry of a service and user",
     "parameters": [
-        _parameter("service", "of this service", _TEXT, required=True),
-        _parameter("user", "of this user", _TEXT, required=True),
+        _parameter("service", "service of the entry", _TEXT, required=True),
+        _parameter("user", "user of the entry", _TEXT, required=True),
     ],
-    "responses": {"200": _json("it is removed", "Removed")} | _refusals(400, 401, 404, 409, 503),
+    "responses": {"200": _json("the entry was removed", "Removed")}
+    | _errors(400, 401, 404, 409, 503),
 }
 _GET_USAGE = _get("usage", "Users against their limits, the busiest first", "Usage") | {
     "parameters": [
-        _OF_SERVICE,
-        _OF_USER,
-        _parameter("limit", "at most so many users", _whole(1, 1_000, 100)),
+        _SERVICE_FILTER,
+        _USER_FILTER,
+        _parameter("limit", "maximum number of users", _whole(1, 1_000, 100)),
     ]
 }
 _OPENAPI = {
@@ -140,12 +143,12 @@ _OPENAPI = {
             "content": {"application/json": {"schema": {"type": "object"}}},
         }
     }
-    | _refusals(400, 401),
+    | _errors(400, 401),
 }
 _METRICS = {
     "operationId": "metrics",
-    "summary": "For Prometheus",
-    "responses": {"200": _text("the text format of Prometheus")} | _refusals(401),
+    "summary": "Metrics for Prometheus",
+    "responses": {"200": _text("Prometheus text format")} | _errors(401),
 }
 _HEALTHZ = {
     "operationId": "healthz",
@@ -181,8 +184,8 @@ _SCHEMAS: _Json = {
     "Error": _object({"error_code": _TEXT, "error_message": _TEXT}),
     "Limit": {
         "type": "object",
-        "description": "An entry as in a limits file. Every other key is a resource, in units per "
-        "second; there must be one.",
+        "description": "An entry as in a limits file. Every other key is a resource, with its rate "
+        "in units per second; at least one is required.",
         "required": ["service", "user"],
         "properties": {
             "service": {"type": "string", "minLength": 1, "maxLength": 50, "pattern": _PLAIN},
@@ -234,7 +237,7 @@ _SCHEMAS: _Json = {
     ),
     "Usage": _object(
         {
-            "slot": {"type": "integer", "description": "the last one whose reports are in"},
+            "slot": {"type": "integer", "description": "the last slot whose reports have arrived"},
             "slot_seconds": _AMOUNT,
             "users": {
                 "type": "array",
@@ -253,14 +256,18 @@ _SCHEMAS: _Json = {
     ),
     "Used": _object(
         {
-            "limit": _or_null("number") | {"description": "per second; null: none"},
-            "level": _or_null("number") | {"description": "below 0: debt; null: nothing is known"},
+            "limit": _or_null("number") | {"description": "per second; null: no limit"},
+            "level": _or_null("number") | {"description": "below 0: debt; null: unknown"},
             "consumed": _AMOUNT | {"description": "per second, in the slot"},
             "rejected": _AMOUNT | {"description": "requests per second, in the slot"},
             "consumed_mean": _AMOUNT | {"description": "per second, in the last ten slots"},
-            "rejected_mean": _AMOUNT | {"description": "requests per second, in ten slots"},
-            "outstanding": {"type": "number", "description": "promised, or held by requests"},
-            "recorded": _AMOUNT | {"description": "booked since the bucket is known"},
+            "rejected_mean": _AMOUNT
+            | {"description": "requests per second, in the last ten slots"},
+            "outstanding": {
+                "type": "number",
+                "description": "promised to nodes, or reserved by running requests",
+            },
+            "recorded": _AMOUNT | {"description": "booked since the bucket was created"},
         }
     ),
     "Nodes": _object(

@@ -1,10 +1,10 @@
-"""Who uses what: the users of a ledger against their limits, the busiest first.
+"""`usage`: the users of a ledger against their limits, the busiest first.
 
 Rates are per second, whatever the length of a slot: `limit`, `consumed` and `rejected` (requests
 refused), in the last full slot and as the mean of the last ten. A slot is full when an assignment
-has come after it: then its reports are in.
+has come after it: then its reports have arrived.
 
-Of many users the answer is made in steps, so that the nodes have their answers meanwhile.
+For many users the answer is made in steps, so that nodes get their answers meanwhile.
 
 What a bucket holds (`level`), what is promised of it or held by running requests (`outstanding`)
 and what was ever booked (`recorded`) are amounts. A level is None when there is no limit, or when
@@ -27,7 +27,7 @@ _Row = dict[str, object]
 
 
 def full_slot(state: CentralState, now: float) -> int:
-    """The last slot whose reports are in."""
+    """The last slot whose reports have arrived."""
     return math.floor(state.time(now) / state.ledger.slot_seconds - 0.5) - 1
 
 

@@ -1,1 +1,1 @@
-"""A central's connections: sockets, the handshake, sessions, and what bounds them."""
+"""The connections of a central: sockets, handshake, sessions, and their bounds."""

@@ -1,48 +1,48 @@
-"""Remembers which addresses send what makes no sense, and turns away those that go on with it.
+"""Per-address ban list: bans addresses that keep sending malformed frames.
 
-A single bad frame costs its own connection at most. An address that sends many in a minute is
-barred for a while: it may not open new connections; those it has go on. Addresses are forgotten
-after their minute, and when there are too many of them, the oldest first.
+A single bad frame costs its own connection at most. An address that sends many of them within a
+minute is banned for a while: it may not open new connections; those it has go on. Addresses are
+forgotten after their minute, and when there are too many of them, the oldest first.
 
 Times are monotonic seconds, given by the caller.
 """
 
-__all__ = ["BadFrames"]
+__all__ = ["BanList"]
 
 _WINDOW = 60.0
 
 
-class BadFrames:
-    """The bad frames of each address in its current minute."""
+class BanList:
+    """Counts the bad frames of each address in its current minute."""
 
     def __init__(
-        self, *, most: int = 100, bar_seconds: float = 30.0, addresses: int = 10_000
+        self, *, max_bad_frames: int = 100, ban_seconds: float = 30.0, max_addresses: int = 10_000
     ) -> None:
-        self._most = most
-        self._bar_seconds = bar_seconds
-        self._addresses = addresses
-        self._counts: dict[str, tuple[float, int]] = {}  # when the minute began, how many since
-        self._barred: dict[str, float] = {}  # until when
+        self._max_bad_frames = max_bad_frames
+        self._ban_seconds = ban_seconds
+        self._max_addresses = max_addresses
+        self._counts: dict[str, tuple[float, int]] = {}  # start of the minute, frames since
+        self._banned_until: dict[str, float] = {}
 
-    def note(self, now: float, address: str) -> None:
-        """A bad frame has come from `address`."""
-        begun, count = self._counts.pop(address, (now, 0))
-        if now - begun >= _WINDOW:
-            begun, count = now, 0
-        if count + 1 < self._most:
-            self._counts[address] = begun, count + 1
+    def record(self, now: float, address: str) -> None:
+        """Count a bad frame from `address`."""
+        start, count = self._counts.pop(address, (now, 0))
+        if now - start >= _WINDOW:
+            start, count = now, 0
+        if count + 1 < self._max_bad_frames:
+            self._counts[address] = start, count + 1
         else:
-            self._barred[address] = now + self._bar_seconds
-        if len(self._counts) > self._addresses:
+            self._banned_until[address] = now + self._ban_seconds
+        if len(self._counts) > self._max_addresses:
             del self._counts[next(iter(self._counts))]
-        if len(self._barred) > self._addresses:
-            del self._barred[next(iter(self._barred))]
+        if len(self._banned_until) > self._max_addresses:
+            del self._banned_until[next(iter(self._banned_until))]
 
-    def is_barred(self, now: float, address: str) -> bool:
-        until = self._barred.get(address)
+    def is_banned(self, now: float, address: str) -> bool:
+        until = self._banned_until.get(address)
         if until is None:
             return False
         if now < until:
             return True
-        del self._barred[address]
+        del self._banned_until[address]
         return False

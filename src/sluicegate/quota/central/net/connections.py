@@ -1,16 +1,16 @@
-"""Everyone who is connected: which session stands for which node, and who hears what.
+"""`ConnectionRegistry`: all connections of a central, and which session belongs to which node.
 
-The switchboard is between the sessions and the `CentralState`: it hands messages to the state,
-and what the state says to the session of the node it is for. It is also what the HTTP API looks
-at. It belongs to the server's loop and does no I/O of its own.
+The registry is between the sessions and the `CentralState`: it hands messages to the state, and
+delivers the state's messages to the sessions of their nodes. The HTTP API reads from it, too. It
+belongs to the server's loop and does no I/O of its own.
 
-Alone, without an election, a central leads from its start. Its epoch must be higher than any
-that nodes have seen of it: the wall clock sees to that, and if the clock was wrong in an earlier
-life, a report tells, and it leads again with a higher epoch.
+Alone, without an election, a central leads from its start. Its epoch must be higher than any that
+nodes have seen of it. The wall clock ensures that; if the clock was wrong in an earlier run, a
+report shows it, and the central leads on with a higher epoch.
 
-The log has a line for each node that comes, and one when it goes, with the reason. A classic node
-has no name before its first report, and is told of when it is looked after next. At the stop there
-is one line for all of them.
+The log has one line when a node connects, and one when it disconnects, with the reason. A classic
+node has no name before its first report, and is logged at the next liveness check. At the stop
+there is one line for all of them.
 
 `now` is monotonic, `started` wall time; seconds.
 """
@@ -22,45 +22,45 @@ from typing import TypeAlias
 
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.central.http.metrics import CentralMetrics
-from sluicegate.quota.central.net.ban_list import BadFrames
-from sluicegate.quota.central.net.connection import STOPPING, V1, Connection, Kind, Refusal
-from sluicegate.quota.central.net.handshake import Handshake, admit
+from sluicegate.quota.central.net.ban_list import BanList
+from sluicegate.quota.central.net.connection import STOPPING, V1, CloseReason, Connection, Kind
+from sluicegate.quota.central.net.handshake import Handshake, check_handshake
 from sluicegate.quota.central.net.session import NodeSession
 from sluicegate.quota.central.net.tokens import Tokens
-from sluicegate.quota.central.net.websocket import NodeSocket, Receiving, Session
+from sluicegate.quota.central.net.websocket import NodeSocket, ReceiveBudget, Session
 from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.wire import Bounds, CentralWire
 
-__all__ = ["Switchboard", "epoch_bound"]
+__all__ = ["ConnectionRegistry", "OpenSession", "epoch_bound"]
 
-# Makes the session of a connection; the last argument: whether it has shown the admin token.
+# Creates the session of a connection; the last argument: whether it presented the admin token.
 OpenSession: TypeAlias = Callable[[NodeSocket, Connection, bool], Session]
 
 _logger = logging.getLogger("sluicegate.quota")
 
-# An epoch is the time of a start. No clock was more than so many seconds ahead: ten years.
+# An epoch is the time of a start. No clock was more than this many seconds ahead: ten years.
 _EPOCHS_AHEAD = 10 * 365 * 86_400
-_PATIENCE_SECONDS = 5.0  # with one who does not read
-_PATIENCE_SLOTS = 5
-_CLOSED = "the other end has closed the connection"
-_LEAVES = "it leaves"
-_REFUSALS_COUNTED = ("denied", "overloaded", "bad frame", "replaced")
+_WRITE_TIMEOUT_SECONDS = 5.0  # for a node that does not read
+_WRITE_TIMEOUT_SLOTS = 5
+_CLOSED_BY_PEER = "closed by the node"
+_LEFT = "the node left"
+_COUNTED_KINDS = ("denied", "overloaded", "bad frame", "replaced")
 
 
 def epoch_bound(wall: float) -> int:
-    """What no epoch of ours has come to by `wall`, of whatever report or file it is told."""
+    """Upper bound for a plausible epoch at `wall`; larger values are rejected."""
     return int(wall) + _EPOCHS_AHEAD
 
 
-class Switchboard:
-    """Who is connected to one central."""
+class ConnectionRegistry:
+    """The connections of one central, and the parts that its sessions and its API share."""
 
     def __init__(
         self,
         state: CentralState,
-        keeper: LimitsSync,
+        limits_sync: LimitsSync,
         *,
         tokens: Tokens,
         max_connections: int,
@@ -69,44 +69,44 @@ class Switchboard:
     ) -> None:
         self.name = state.name
         self.state = state
-        self.keeper = keeper
+        self.limits_sync = limits_sync
         self.metrics = CentralMetrics()
         self.started = time.time()
         self.now = clock
         self.tokens = tokens
         self.bounds = bounds
-        self.receiving = Receiving()
+        self.receive_budget = ReceiveBudget()
         self._max_connections = max_connections
-        self._bad_frames = BadFrames()
+        self._ban_list = BanList()
         self._protocols: dict[Kind, OpenSession] = {V1: self._open_node_session}
         self._sockets: dict[NodeSocket, Connection] = {}
         self._nodes: dict[str, NodeSession] = {}
 
     def __repr__(self) -> str:
-        return f"Switchboard({self.state!r}, connections={len(self._sockets)})"
+        return f"ConnectionRegistry({self.state!r}, connections={len(self._sockets)})"
 
     def connections(self) -> list[Connection]:
         return list(self._sockets.values())
 
-    # Coming and going
+    # Connecting and disconnecting
 
     def register(self, kind: Kind, open_session: OpenSession) -> None:
-        """Serve another protocol: `open_session` makes the session of each connection."""
+        """Serve another protocol: `open_session` creates the session of each connection."""
         self._protocols[kind] = open_session
 
     def open_session(
         self, socket: NodeSocket, handshake: Handshake, address: str, port: int
-    ) -> Session | Refusal:
-        """What is spoken over a socket that has shaken hands, or why nothing is."""
-        if self._bad_frames.is_barred(self.now(), address):
-            return Refusal.denied("too many bad frames")
-        kind = admit(handshake, self.tokens, self.state.ledger.slot_seconds)
-        if isinstance(kind, Refusal):
+    ) -> Session | CloseReason:
+        """The session for a socket after its handshake, or why it is refused."""
+        if self._ban_list.is_banned(self.now(), address):
+            return CloseReason.denied("too many bad frames")
+        kind = check_handshake(handshake, self.tokens, self.state.ledger.slot_seconds)
+        if isinstance(kind, CloseReason):
             return kind
         if kind not in self._protocols:
-            return Refusal.denied(f"this central does not speak {kind}")
+            return CloseReason.denied(f"protocol {kind} is not served")
         if len(self._sockets) >= self._max_connections:
-            return Refusal.overloaded(f"{self._max_connections} connections are all there can be")
+            return CloseReason.overloaded(f"too many connections, at most {self._max_connections}")
         connection = Connection(kind, address, port, time.time())
         self._sockets[socket] = connection
         is_admin = self.tokens.allows("admin", handshake.authorization)
@@ -118,95 +118,101 @@ class Switchboard:
         return NodeSession(self, socket, connection, CentralWire(self.bounds))
 
     def join(self, node: str, session: NodeSession) -> None:
-        """`session` speaks for `node` from now on; who did before is sent away."""
+        """`session` belongs to `node` from now on; an earlier session of the node is closed."""
         before = self._nodes.get(node)
         self._nodes[node] = session
         if before is not None:
-            before.close(Refusal.replaced(node))
-        self._tell_come(session.connection)
+            before.close(CloseReason.replaced(node))
+        self._log_connected(session.connection)
 
     def leave(self, session: NodeSession, socket: NodeSocket) -> None:
-        self.gone(socket)
+        self.remove(socket)
         node = session.connection.node
         if node is not None and self._nodes.get(node) is session:
             del self._nodes[node]
 
-    def gone(self, socket: NodeSocket) -> None:
+    def remove(self, socket: NodeSocket) -> None:
         connection = self._sockets.pop(socket, None)
         if connection is None or connection.node is None:
             return
-        if connection.ending != STOPPING.reason:
-            self._tell_come(connection)
-            _logger.info("%s has gone: %s", connection, connection.ending or _CLOSED)
+        if connection.end_reason != STOPPING.reason:
+            self._log_connected(connection)
+            _logger.info(
+                "node disconnected: %s (%s)", connection, connection.end_reason or _CLOSED_BY_PEER
+            )
 
-    def _tell_come(self, connection: Connection) -> None:
-        if connection.node is not None and not connection.is_told:
-            connection.is_told = True
-            _logger.info("%s has come", connection)
+    def _log_connected(self, connection: Connection) -> None:
+        if connection.node is not None and not connection.is_logged:
+            connection.is_logged = True
+            _logger.info("node connected: %s", connection)
 
-    def refused(self, refusal: Refusal, address: str, connection: Connection | None) -> None:
-        """A connection was ended, by us; None: nobody had been let in yet."""
+    def record_close(
+        self, close_reason: CloseReason, address: str, connection: Connection | None
+    ) -> None:
+        """The central closes a connection; None: its handshake was refused."""
         if connection is not None:
-            connection.ending = refusal.reason
-        if refusal.kind not in _REFUSALS_COUNTED:
+            connection.end_reason = close_reason.reason
+        if close_reason.kind not in _COUNTED_KINDS:
             return
-        self.metrics.refused(refusal.kind)
-        if refusal.kind == "bad frame":
+        self.metrics.refused(close_reason.kind)
+        if close_reason.kind == "bad frame":
             self.bad_frame(address)
         if connection is None or connection.node is None:
-            _logger.info("the connection from %s was ended: %s", address, refusal.reason)
+            _logger.info("connection closed: %s (%s)", address, close_reason.reason)
 
     def bad_frame(self, address: str) -> None:
         self.metrics.bad_frame()
-        self._bad_frames.note(self.now(), address)
+        self._ban_list.record(self.now(), address)
 
-    def tend(self) -> None:
-        """Look after all connections, about once a second."""
+    def check_liveness(self) -> None:
+        """Ping silent nodes, and close connections that are dead; about once a second."""
         now = self.now()
-        patience = max(_PATIENCE_SECONDS, _PATIENCE_SLOTS * self.state.ledger.slot_seconds)
+        write_timeout = max(
+            _WRITE_TIMEOUT_SECONDS, _WRITE_TIMEOUT_SLOTS * self.state.ledger.slot_seconds
+        )
         for socket, connection in list(self._sockets.items()):
-            self._tell_come(connection)
-            socket.tend(now, patience)
+            self._log_connected(connection)
+            socket.check_liveness(now, write_timeout)
 
     @property
     def is_busy(self) -> bool:
-        """Whether something that has come in is not answered yet."""
+        """Whether something that was received is not answered yet."""
         return any(socket.is_busy for socket in self._sockets)
 
     def stop(self) -> None:
-        """Tell everyone that there is nothing more to come."""
-        _logger.info("%d connections end: %s", len(self._sockets), STOPPING.reason)
+        """Close all connections."""
+        _logger.info("closing %d connections: %s", len(self._sockets), STOPPING.reason)
         for socket in list(self._sockets):
             socket.close(STOPPING)
 
     # Messages
 
-    def finding(self, now: float, report: Report) -> Iterator[None]:
-        """What takes long of a report, in steps, before it is taken."""
+    def resolve_names(self, now: float, report: Report) -> Iterator[None]:
+        """Look up the names of a long report, in steps, before it is handled."""
         return self.state.ledger.finding(self.state.slot(now), report)
 
-    def take(self, now: float, message: Report | Ask) -> None:
-        """A message of a node that speaks our own protocol."""
+    def handle(self, now: float, message: Report | Ask) -> None:
+        """Process a message of a `sluicegate.v1` node."""
         if isinstance(message, Report) and message.epoch > self.state.epoch:
-            self._lead_beyond(now, message)
+            self._raise_epoch(now, message)
         self.deliver(self.state.receive(now, message))
         if isinstance(message, Report) and message.leaving and message.node in self._nodes:
-            self._nodes[message.node].connection.ending = _LEAVES
+            self._nodes[message.node].connection.end_reason = _LEFT
 
     def is_outlived(self, message: Report | Ask) -> bool:
-        """Whether it comes from a life of its node that is over: nothing of it is booked."""
+        """Whether it comes from an earlier boot of its node: nothing of it is booked."""
         return self.state.ledger.is_outlived(message.node, message.boot)
 
-    def _lead_beyond(self, now: float, report: Report) -> None:
+    def _raise_epoch(self, now: float, report: Report) -> None:
         if not self.state.leads:
             return
         bound = epoch_bound(time.time())
         if report.epoch >= bound:
             raise ProtocolError(
-                f"node {report.node!r} knows of epoch {report.epoch}, expected less than {bound}"
+                f"epoch of node {report.node!r} must be below {bound}, got {report.epoch}"
             )
         _logger.warning(
-            "node %s knows of epoch %d, ours is %d: leading on in a higher one",
+            "node %s reports epoch %d, above the central's %d: raising the epoch",
             report.node,
             report.epoch,
             self.state.epoch,

@@ -1,11 +1,11 @@
-"""The HTTP side of the port: uvicorn's protocol, with bounds on those who have not said who.
+"""The HTTP side of the port: uvicorn's protocol, with a bound on connections and request times.
 
-Everyone comes in here, and leaves for a `NodeSocket` when he asks for a websocket. So the
-connections that are counted here are those of the HTTP API and those that say nothing. There may be
-so many of them, and none may take long over its request. When there are that many and another one
-comes, the one that has been silent for longest gives way: else whoever can reach the port could
-hold it shut with a few hundred connections that say nothing. Only when all of them wait for their
-answers is it the new one that is turned away.
+Every connection starts here, and moves on to a `NodeSocket` when it asks for a websocket. So the
+connections that are counted here are those of the HTTP API and those that send nothing. Their
+number is bounded, and none may take long over its request. When a new one arrives at the bound,
+the one that has been silent for longest is closed: otherwise anybody who can reach the port could
+block it with a few hundred silent connections. Only when all of them wait for their answers is it
+the new one that is rejected.
 """
 
 import asyncio
@@ -17,105 +17,106 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-__all__ = ["FrontDoor", "Hall"]
+__all__ = ["BoundedHttpProtocol", "IdleConnections"]
 
 _REQUEST_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
-_WHY = b'{"error_code": "Overloaded", "error_message": "overloaded: too many callers"}'
-_FULL = (
+_BODY = b'{"error_code": "Overloaded", "error_message": "overloaded: too many HTTP connections"}'
+_OVERLOADED = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n"
-    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_WHY), _WHY)
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
 )
 
 
-class Hall:
-    """Those who are inside the door and have no websocket."""
+class IdleConnections:
+    """The connections that have no websocket, at most `capacity` of them."""
 
-    def __init__(self, refused: Callable[[], None], most: int = 500) -> None:
-        self.most = most
-        self.callers: dict[FrontDoor, None] = {}  # the longest silent first
-        self._refused = refused
+    def __init__(self, on_reject: Callable[[], None], capacity: int = 500) -> None:
+        self.capacity = capacity
+        self.connections: dict[BoundedHttpProtocol, None] = {}  # the longest silent first
+        self._on_reject = on_reject
 
-    def enter(self, caller: "FrontDoor") -> None:
-        """Let one in; if there is no room, somebody goes."""
-        if len(self.callers) < self.most:
-            self.callers[caller] = None
+    def add(self, connection: "BoundedHttpProtocol") -> None:
+        """Add a connection; at the bound, reject the longest silent one, or else this one."""
+        if len(self.connections) < self.capacity:
+            self.connections[connection] = None
             return
-        self._refused()
-        silent = next((each for each in self.callers if each.is_asking), None)
+        self._on_reject()
+        silent = next((each for each in self.connections if each.is_awaiting_request), None)
         if silent is None:
-            caller.turn_away()
+            connection.reject()
             return
-        del self.callers[silent]
-        silent.turn_away()
-        self.callers[caller] = None
+        del self.connections[silent]
+        silent.reject()
+        self.connections[connection] = None
 
-    def leave(self, caller: "FrontDoor") -> None:
-        self.callers.pop(caller, None)
+    def remove(self, connection: "BoundedHttpProtocol") -> None:
+        self.connections.pop(connection, None)
 
-    def heard(self, caller: "FrontDoor") -> None:
-        """He has been answered, and may ask again: he is the last to give way."""
-        if caller in self.callers:
-            del self.callers[caller]
-            self.callers[caller] = None
+    def touch(self, connection: "BoundedHttpProtocol") -> None:
+        """It was answered just now, so it is the last one to be rejected."""
+        if connection in self.connections:
+            del self.connections[connection]
+            self.connections[connection] = None
 
-    def tend(self, now: float) -> None:
-        for caller in list(self.callers):
-            caller.tend(now)
+    def reap(self, now: float) -> None:
+        """Close those that have exceeded their time."""
+        for connection in list(self.connections):
+            connection.abort_if_overdue(now)
 
 
-class FrontDoor(H11Protocol):
+class BoundedHttpProtocol(H11Protocol):
     """One HTTP connection."""
 
     def __init__(
         self,
-        hall: Hall,
+        idle_connections: IdleConnections,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._hall = hall
-        self._asked_at: float | None = None  # since when a request is being read or answered
+        self._idle_connections = idle_connections
+        self._request_since: float | None = None  # a request is being read or answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._asked_at = self.loop.time()
-        self._hall.enter(self)
+        self._request_since = self.loop.time()
+        self._idle_connections.add(self)
 
-    def turn_away(self) -> None:
-        """There is no room for him."""
-        self.transport.write(_FULL)
+    def reject(self) -> None:
+        """Answer 503 and close."""
+        self.transport.write(_OVERLOADED)
         self.transport.close()
 
     @property
-    def is_asking(self) -> bool:
-        """Whether it is his turn to say something."""
+    def is_awaiting_request(self) -> bool:
+        """Whether it is the client's turn to send something."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._hall.leave(self)
+        self._idle_connections.remove(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._asked_at is None:
-            self._asked_at = self.loop.time()
+        if self._request_since is None:
+            self._request_since = self.loop.time()
         if not self.transport.is_closing():
             super().data_received(data)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        self._hall.leave(self)
+        self._idle_connections.remove(self)
         super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
-        self._asked_at = None
-        self._hall.heard(self)
+        self._request_since = None
+        self._idle_connections.touch(self)
         super().on_response_complete()
 
-    def tend(self, now: float) -> None:
-        """Let go of one who takes too long."""
-        if self._asked_at is None:
+    def abort_if_overdue(self, now: float) -> None:
+        if self._request_since is None:
             return
-        if now - self._asked_at > (_REQUEST_SECONDS if self.is_asking else _ANSWER_SECONDS):
+        allowed = _REQUEST_SECONDS if self.is_awaiting_request else _ANSWER_SECONDS
+        if now - self._request_since > allowed:
             self.transport.abort()

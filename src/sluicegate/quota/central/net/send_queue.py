@@ -1,8 +1,8 @@
-"""What waits to be sent to a node that is slow to read; never much.
+"""A bounded, coalescing queue of the messages for a node that is slow to read.
 
-Messages stand for all before them of their kind, so of those that wait only the newest count: one
-acknowledgement, one whole quota, and the amendments to it. Of the amendments too many are dropped,
-the oldest first: the node asks again. They are kept as messages and written when they are sent,
+A message supersedes all earlier ones of its kind, so of those that wait only the newest count: one
+acknowledgement, one whole quota, and the amendments to it. When there are too many amendments, the
+oldest are dropped: the node asks again. They are kept as messages and written when they are sent,
 since what is written on a wire builds on what was written before it.
 """
 
@@ -10,18 +10,18 @@ from collections import deque
 
 from sluicegate.quota.messages import Ack, Quota
 
-__all__ = ["Outbox"]
+__all__ = ["SendQueue"]
 
-_MOST_AMENDMENTS = 64
+_MAX_AMENDMENTS = 64
 
 
-class Outbox:
-    """The messages for one node, in the order in which they make sense."""
+class SendQueue:
+    """The messages that wait for one node, in the order in which they must be sent."""
 
     def __init__(self) -> None:
         self._ack: Ack | None = None
         self._whole: Quota | None = None
-        self._amendments: deque[Quota] = deque(maxlen=_MOST_AMENDMENTS)
+        self._amendments: deque[Quota] = deque(maxlen=_MAX_AMENDMENTS)
 
     def __len__(self) -> int:
         return (self._ack is not None) + (self._whole is not None) + len(self._amendments)
@@ -32,12 +32,12 @@ class Outbox:
         elif message.whole:
             self._whole = message
             later = [each for each in self._amendments if each.slot > message.slot]
-            self._amendments = deque(later, maxlen=_MOST_AMENDMENTS)
+            self._amendments = deque(later, maxlen=_MAX_AMENDMENTS)
         else:
             self._amendments.append(message)
 
     def take(self) -> Ack | Quota | None:
-        """The next to be sent, and none when all are."""
+        """Remove and return the next message to send; None when the queue is empty."""
         message: Ack | Quota | None
         if self._ack is not None:
             message, self._ack = self._ack, None

@@ -1,149 +1,139 @@
-"""A node that speaks `sluicegate.v1`: its frames become messages, the state's messages its frames.
+"""`NodeSession`: the `sluicegate.v1` protocol on one connection, from frames to messages and back.
 
-The first message tells the node's id, and the connection stands for that node from then on; an
-earlier connection of the same node is replaced, for a node that has come back after a cut is here
-before the old connection is known to be dead. A malformed frame ends the connection: what
-follows it in a binary stream builds on it.
+The first message names the node, and the connection belongs to that node from then on. It replaces
+an earlier connection of the same node: a node that reconnects after a cut is back before the old
+connection is known to be dead. A malformed frame ends the connection: what follows it in a binary
+stream builds on it.
 
-What takes long is done in steps, so that the others have their turns: the names of a report are
+Long work is done in steps, so that other connections have their turns: the names of a report are
 looked up some at a time, users are asked for some at a time, and a quota is written some shares at
 a time. A report is booked in one step, after its names: nothing is ever half booked.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.central.http.metrics import CentralMetrics
-from sluicegate.quota.central.net.connection import Connection, Refusal
-from sluicegate.quota.central.net.send_queue import Outbox
+from sluicegate.quota.central.net.connection import CloseReason, Connection
+from sluicegate.quota.central.net.send_queue import SendQueue
 from sluicegate.quota.central.net.websocket import NodeSocket, Work
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.wire import CentralWire
 
-__all__ = ["Exchange", "NodeSession"]
+if TYPE_CHECKING:
+    from sluicegate.quota.central.net.connections import ConnectionRegistry
 
-_SMALL_BYTES = 1 << 14  # so many are a report that is booked in a few milliseconds, whoever is new
+__all__ = ["NodeSession"]
+
+_SMALL_BYTES = (
+    1 << 14
+)  # a report of this size is booked in a few milliseconds, even if all users are new
 _USERS_AT_ONCE = 250  # of an ask
-
-
-class Exchange(Protocol):
-    """What a session needs of the one that knows all of them."""
-
-    metrics: CentralMetrics
-
-    def now(self) -> float: ...
-
-    def join(self, node: str, session: "NodeSession") -> None: ...
-
-    def finding(self, now: float, report: Report) -> Iterator[None]: ...
-
-    def take(self, now: float, message: Report | Ask) -> None: ...
-
-    def is_outlived(self, message: Report | Ask) -> bool: ...
-
-    def leave(self, session: "NodeSession", socket: NodeSocket) -> None: ...
 
 
 class NodeSession:
     """One connection of one node."""
 
     def __init__(
-        self, exchange: Exchange, socket: NodeSocket, connection: Connection, wire: CentralWire
+        self,
+        registry: "ConnectionRegistry",
+        socket: NodeSocket,
+        connection: Connection,
+        wire: CentralWire,
     ) -> None:
         self.connection = connection
-        self._exchange = exchange
+        self._registry = registry
         self._socket = socket
         self._wire = wire
-        self._outbox = Outbox()
+        self._send_queue = SendQueue()
         self._is_writing = False
 
     def received(self, frame: bytes | str) -> Work:
-        now = self._exchange.now()
+        now = self._registry.now()
         try:
             message = self._wire.read(frame)
-            if self._exchange.is_outlived(message):
-                return Refusal.denied(
-                    f"node {message.node} has begun anew since: are there two of that name?"
+            if self._registry.is_outlived(message):
+                return CloseReason.denied(
+                    f"node {message.node} has restarted since: do two nodes share this name?"
                 )
             self._identify(message)
             if isinstance(message, Ask):
-                for part in _parts(message):
-                    self._exchange.take(self._exchange.now(), part)
+                for part in _split_ask(message):
+                    self._registry.handle(self._registry.now(), part)
                     yield
             else:
                 if len(frame) > _SMALL_BYTES:
-                    yield from self._exchange.finding(now, message)
+                    yield from self._registry.resolve_names(now, message)
                     yield
-                self._exchange.take(self._exchange.now(), message)
+                self._registry.handle(self._registry.now(), message)
         except ProtocolError as error:
-            return Refusal.bad_frame(str(error))
+            return CloseReason.bad_frame(str(error))
         kind = "report" if isinstance(message, Report) else "ask"
         self.connection.frames += 1
         if isinstance(message, Report):
             self.connection.last_slot = message.slot
-        self._exchange.metrics.frame(kind, len(frame))
-        self._exchange.metrics.answered(self._exchange.now() - now)
+        self._registry.metrics.frame(kind, len(frame))
+        self._registry.metrics.answered(self._registry.now() - now)
         return None
 
     def _identify(self, message: Report | Ask) -> None:
         if self.connection.node is None:
             self.connection.node = message.node
-            self._exchange.join(message.node, self)
+            self._registry.join(message.node, self)
         elif self.connection.node != message.node:
             raise ProtocolError(
-                f"the connection of node {self.connection.node} speaks for {message.node}"
+                f"expected messages of node {self.connection.node}, got one of {message.node}"
             )
 
     def send(self, message: Ack | Quota) -> None:
-        """Send it, or let it wait while the node does not read or another one is being written."""
+        """Send it, or queue it while the node does not read or another one is being written."""
         if self._is_writing or not self._socket.is_writable:
-            self._outbox.put(message)
+            self._send_queue.put(message)
             return
         self._is_writing = True
         writing = self._write(message)
         for _ in writing:
-            self._socket.work(self._go_on(writing))
+            self._socket.schedule(self._finish_write(writing))
             break
 
-    def _go_on(self, writing: Work) -> Work:
-        """Write the rest of it, and then what has come to wait for it."""
-        refusal = yield from writing
+    def _finish_write(self, writing: Work) -> Work:
+        """Write the rest of it, and then what has been queued meanwhile."""
+        close_reason = yield from writing
         self.writable()
-        return refusal
+        return close_reason
 
     def _write(self, message: Ack | Quota) -> Work:
         try:
             frame = yield from self._wire.writing(message)
-        except ValueError as error:  # more than a frame may hold: that is this node's trouble alone
-            refusal = Refusal.overloaded(str(error))
-            self.close(refusal)
-            return refusal
+        except ValueError as error:  # more than a frame may hold: only this node is affected
+            close_reason = CloseReason.overloaded(str(error))
+            self.close(close_reason)
+            return close_reason
         finally:
             self._is_writing = False
         if isinstance(message, Quota):
-            self.connection.quota_sent = self._exchange.now()
-        self._exchange.metrics.frame("quota" if isinstance(message, Quota) else "ack", len(frame))
+            self.connection.quota_sent = self._registry.now()
+        self._registry.metrics.frame("quota" if isinstance(message, Quota) else "ack", len(frame))
         self._socket.send(frame)
         return None
 
-    def close(self, refusal: Refusal) -> None:
-        self._socket.close(refusal)
+    def close(self, close_reason: CloseReason) -> None:
+        self._socket.close(close_reason)
 
     def writable(self) -> None:
         while (
             self._socket.is_writable
             and not self._is_writing
-            and (message := self._outbox.take()) is not None
+            and (message := self._send_queue.take()) is not None
         ):
             self.send(message)
 
     def lost(self) -> None:
-        self._exchange.leave(self, self._socket)
+        self._registry.leave(self, self._socket)
 
 
-def _parts(ask: Ask) -> Iterator[Ask]:
-    """The same, of a few users each."""
+def _split_ask(ask: Ask) -> Iterator[Ask]:
+    """The same ask in parts of a few users each."""
     if sum(map(len, ask.users.values())) <= _USERS_AT_ONCE:
         yield ask
         return

@@ -1,12 +1,13 @@
-"""The two secrets of a central: one for nodes, one for those who change limits.
+"""`Tokens`: the two secrets of a central, one for nodes, one for administrators.
 
     node = "..."       # TOML; nodes present it when they connect
-    admin = "..."      # the HTTP API and the monitor ask for it
+    admin = "..."      # required by the HTTP API and the monitor
 
-A file of one bare line is both. The file must be its owner's alone: who can read it can lift every
-limit, and a file that is open to all is more often a slip than a wish, so it is refused.
+A file of one bare line sets both. The file must be readable by its owner only: anybody who can
+read it can lift every limit, and a file that is open to all is usually a mistake, so it is
+rejected.
 
-A token that is not set is not asked for. That is for a machine of one's own: a central that other
+A token that is not set is not required. That is for a single machine: a central that other
 machines can reach starts only with both.
 """
 
@@ -25,14 +26,14 @@ from sluicegate.errors import ConfigError
 __all__ = ["Tokens", "is_loopback", "is_this_machine", "read_tokens"]
 
 _EXPECTED = 'node = "..." and admin = "..."'
-_SHORTEST = 8
-_LONGEST = 500
-_MOST_BYTES = 10_000
+_MIN_LENGTH = 8
+_MAX_LENGTH = 500
+_MAX_BYTES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What nodes and what administrators must present. None: nothing."""
+    """What nodes and administrators must present. None: nothing."""
 
     node: str | None = field(default=None, repr=False)
     admin: str | None = field(default=None, repr=False)
@@ -40,14 +41,14 @@ class Tokens:
     def __post_init__(self) -> None:
         for what, token in (("node", self.node), ("admin", self.admin)):
             if token is not None:
-                _check(what, token)
+                _check_token(what, token)
 
     @property
     def are_set(self) -> bool:
         return self.node is not None and self.admin is not None
 
     def allows(self, role: Literal["admin", "node"], authorization: str | None) -> bool:
-        """Whether a header `Authorization: Bearer TOKEN` will do. An administrator may do all."""
+        """Whether an `Authorization: Bearer TOKEN` header suffices. Administrators may do all."""
         wanted = [self.admin] if role == "admin" else [self.node, self.admin]
         if wanted[0] is None:
             return True
@@ -73,44 +74,44 @@ def is_this_machine(host: str | None) -> bool:
 
 
 def read_tokens(path: str | Path) -> Tokens:
-    """The tokens of a file, or a ConfigError that says what to do."""
+    """Read a token file; raises a ConfigError that says what to do."""
     try:
         text, status = _read(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the token file {path} cannot be read: {error}") from None
+        raise ConfigError(f"cannot read token file {path}: {error}") from None
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         raise ConfigError(
-            f"the token file {path} has mode {mode:03o}: others may read it; expected 600: "
+            f"token file {path} has mode {mode:03o}, readable by others; expected 600: "
             f"chmod 600 {path}"
         )
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
-        raise ConfigError(f"the token file {path} is empty; expected {_EXPECTED}")
+        raise ConfigError(f"token file {path} is empty; expected {_EXPECTED}")
     if len(lines) == 1 and "=" not in lines[0].rstrip("="):  # base64 may end with it
         return _tokens(path, lines[0], lines[0])
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError):
-        # Without what the parser says: it would show a part of the secret.
+        # Without the parser's message: it would show a part of the secret.
         raise ConfigError(
-            f"the token file {path} is neither one line nor TOML; expected {_EXPECTED}"
+            f"token file {path} is neither one line nor TOML; expected {_EXPECTED}"
         ) from None
     others = sorted(document.keys() - {"node", "admin"})
     if others:
-        raise ConfigError(f"the token file {path} must have {_EXPECTED}, got {others}")
+        raise ConfigError(f"token file {path} must have {_EXPECTED}, got unknown keys {others}")
     return _tokens(path, document.get("node"), document.get("admin"))
 
 
 def _read(path: str | Path) -> tuple[str, os.stat_result]:
-    """A plain file: a pipe that nobody writes to would be waited for without end."""
+    """Read a regular file only: a pipe without a writer would block forever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("expected a plain file")
-        return os.read(descriptor, _MOST_BYTES).decode(), status
+            raise ValueError("expected a regular file")
+        return os.read(descriptor, _MAX_BYTES).decode(), status
     finally:
         os.close(descriptor)
 
@@ -118,21 +119,20 @@ def _read(path: str | Path) -> tuple[str, os.stat_result]:
 def _tokens(path: str | Path, node: object, admin: object) -> Tokens:
     for what, token in (("node", node), ("admin", admin)):
         if token is not None and not isinstance(token, str):
-            raise ConfigError(
-                f"the token file {path}: {what} must be text, got {type(token).__name__}"
-            )
+            raise ConfigError(f"token file {path}: {what} must be text, got {type(token).__name__}")
     try:
         return Tokens(node, admin)  # type: ignore[arg-type]
     except ValueError as error:
-        raise ConfigError(f"the token file {path}: {error}") from None
+        raise ConfigError(f"token file {path}: {error}") from None
 
 
-def _check(what: str, token: str) -> None:
+def _check_token(what: str, token: str) -> None:
     if not isinstance(token, str):
         raise TypeError(f"the {what} token must be text, got {type(token).__name__}")
-    if not _SHORTEST <= len(token) <= _LONGEST:
+    if not _MIN_LENGTH <= len(token) <= _MAX_LENGTH:
         raise ValueError(
-            f"the {what} token must have {_SHORTEST} to {_LONGEST} characters, got {len(token)}"
+            f"the {what} token must have {_MIN_LENGTH} to {_MAX_LENGTH} characters, "
+            f"got {len(token)}"
         )
     if not token.isascii() or not token.isprintable() or " " in token:
         raise ValueError(f"the {what} token must be printable ASCII without spaces")

@@ -1,25 +1,24 @@
-"""One websocket as an asyncio protocol: frames in, frames out, and an end with a reason.
+"""`NodeSocket`: one websocket as an asyncio protocol, with bounded work and a reason at its close.
 
-uvicorn accepts the connection and reads its head; from the upgrade on it is ours, without ASGI
-in between: a frame is answered in the call that brings it. (ASGI wants a task and a queue for
-each connection. It takes a fifth more time for a report of a hundred users; but what counts is that
-behind it one cannot see that a node has stopped reading, nor bound how long a flood of small frames
-keeps the loop.) The frames are taken apart by `websockets`; what they mean is the session's
-business.
+uvicorn accepts the connection and reads its head; from the upgrade on it belongs to this class,
+without ASGI in between: a frame is answered in the call that receives it. (ASGI wants a task and a
+queue for each connection. It takes a fifth more time for a report of a hundred users; but what
+counts is that behind it one cannot see that a node has stopped reading, nor bound how long a flood
+of small frames keeps the loop.) `websockets` parses the frames; the session interprets them.
 
 Rules it keeps, so that a connection can hurt only itself:
 
-- It works for at most a few milliseconds at a time; what is left waits for the others' turn. So
-  does a frame that takes long: a session works on it in steps, each of them some milliseconds. A
-  step that took longer all the same is followed by a rest of ten times as long.
-- What comes in for frames that are not whole yet, or not done yet, is bounded over all connections;
-  those whose frames are small are never turned away for it.
-- While the other end does not read, it is not read from, and the session is told not to send. If
-  it goes on so for some slots the connection ends. A session that owes an answer to each frame
-  holds the frames that are here already, too, until the other end reads again: so no more than one
-  answer waits, and TCP makes the other end wait.
-- After the close frame it reads on for a moment, and throws away what it reads: a socket that is
-  closed with bytes unread takes the close frame, and with it the reason, from the other end.
+- A turn takes at most a few milliseconds; the rest of the work waits while other connections have
+  theirs. A frame that takes long is processed by its session in steps of some milliseconds each. A
+  turn that took longer all the same is followed by a rest of ten times as long.
+- The bytes of frames that are incomplete or not yet processed are bounded over all connections;
+  a connection whose frames are small is never closed for it.
+- While the peer does not read, it is not read from, and the session must not send. After some
+  slots of this the connection is closed. A session that owes an answer to each frame also pauses
+  the frames that have arrived already, until the peer reads again: so no more than one answer
+  waits, and TCP makes the peer wait.
+- After the close frame it reads on for a moment and discards what it reads: a socket that is
+  closed with bytes unread takes the close frame, and with it the reason, from the peer.
 """
 
 import asyncio
@@ -41,70 +40,70 @@ from websockets.typing import Subprotocol
 from sluicegate.quota.central.net.connection import (
     FAILED,
     STOPPING,
+    CloseReason,
     Connection,
-    Refusal,
-    cut_reason,
+    truncate_reason,
 )
 from sluicegate.quota.central.net.handshake import Handshake
 from sluicegate.quota.wire import SUBPROTOCOL
 
-__all__ = ["NodeSocket", "Receiving", "Session", "Work"]
+__all__ = ["NodeSocket", "ReceiveBudget", "Session", "Work"]
 
-# Something that is done in steps of some milliseconds; a refusal in the end ends the connection.
-Work: TypeAlias = Generator[None, None, Refusal | None]
+# A job done in steps of some milliseconds each. If it returns a CloseReason, the connection ends.
+Work: TypeAlias = Generator[None, None, CloseReason | None]
 
 _logger = logging.getLogger("sluicegate.quota.websocket")
-_logger.setLevel(logging.WARNING)  # that a connection opens or closes is no news in a fleet
+_logger.setLevel(logging.WARNING)  # opening and closing connections is routine
 
 _TURN_SECONDS = 0.004
 # Between two looks at the clock. Small frames cost most by the byte: a piece has 340 of them.
 _SMALL_BYTES = 1 << 16
 _PIECE_BYTES = 2048
-_LONG_SECONDS = 0.02  # who has kept the others waiting for so long
-_REST = 10  # rests for so many times as long
-_LONGEST_REST_SECONDS = 1.0
+_LONG_TURN_SECONDS = 0.02  # a connection whose turn took longer
+_REST_FACTOR = 10  # rests for this many times as long
+_MAX_REST_SECONDS = 1.0
 _WRITE_BUFFER_BYTES = 1 << 18
-_MOST_FRAGMENTS = 4096
-# Text is read in one go, and it is the objects and lists in it that cost: so many take 20 ms.
-_MOST_BRACKETS = 30_000
-_MOST_COMMAS = 150_000  # numbers and names cost less, but not nothing
+_MAX_FRAGMENTS = 4096
+# Text is parsed in one step, and objects and lists cost most: this many take 20 ms.
+_MAX_BRACKETS = 30_000
+_MAX_COMMAS = 150_000  # numbers and names cost less, but not nothing
 _LINGER_SECONDS = 2.0
 _PING_AFTER_SECONDS = 15.0
 _LOST_AFTER_SECONDS = 40.0
-_CONTINUED = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+_DATA_OPCODES = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 
 
 class Session(Protocol):
-    """What is spoken over a socket."""
+    """The protocol spoken over one socket: `sluicegate.v1` or classic."""
 
     connection: Connection
 
     def received(self, frame: bytes | str) -> Work:
-        """A whole frame has come. The next one is read when this is done."""
+        """Process a complete frame. The next one is read when this is done."""
 
     def writable(self) -> None:
-        """The other end reads again."""
+        """The peer reads again."""
 
     def lost(self) -> None:
-        """The connection has ended, whoever ended it."""
+        """The connection has ended, from either side."""
 
 
-class Receiving:
-    """How many bytes have come in for frames that are not done yet, over all connections."""
+class ReceiveBudget:
+    """Bounds the bytes received for frames that are not done yet, over all connections."""
 
-    def __init__(self, most: int = 128 << 20) -> None:
-        self.most = most
-        self.bytes = 0
+    def __init__(self, max_bytes: int = 128 << 20) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
 
 
 class NodeSocket(asyncio.Protocol):
-    """A websocket from its handshake to its end. `open_session` says who may have one."""
+    """A websocket from its handshake to its end. `open_session` accepts or refuses it."""
 
     def __init__(
         self,
-        open_session: "Callable[[NodeSocket, Handshake, str, int], Session | Refusal]",
-        receiving: Receiving,
-        refused: Callable[[Refusal, str], None],
+        open_session: "Callable[[NodeSocket, Handshake, str, int], Session | CloseReason]",
+        receive_budget: ReceiveBudget,
+        on_close: Callable[[CloseReason, str], None],
         frame_bytes: int,
         config: Config,
         server_state: ServerState,
@@ -113,15 +112,15 @@ class NodeSocket(asyncio.Protocol):
     ) -> None:
         self.is_writable = True
         self._open_session = open_session
-        self._receiving = receiving
-        self._refused = refused
+        self._receive_budget = receive_budget
+        self._on_close = on_close
         self._connections = cast("set[Any]", server_state.connections)
         self._loop = _loop or asyncio.get_running_loop()
         self._websocket = ServerProtocol(
             max_size=frame_bytes,
             logger=_logger,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
-            # Left alone it refuses who asks for none.
+            # The default refuses clients that ask for no subprotocol.
             select_subprotocol=lambda _, asked: next(
                 (name for name in asked if name == SUBPROTOCOL), None
             ),
@@ -130,18 +129,18 @@ class NodeSocket(asyncio.Protocol):
         self._address = "?"
         self._port = 0
         self._session: Session | None = None
-        self._is_ending = False
+        self._is_closing = False
         self._unread = bytearray()
-        self._works: deque[Work] = deque()  # what is not done yet; the first is begun
-        self._has_turn = False  # a later turn is on its way
-        self._is_held = False  # what is here waits until the other end reads
-        self._is_last = False  # nothing comes after what is here
-        self._partial = 0  # bytes of ours in `receiving`
+        self._pending: deque[Work] = deque()  # jobs not done yet; the first is under way
+        self._is_turn_scheduled = False
+        self._is_input_paused = False  # until the peer reads again
+        self._is_input_over = False  # nothing comes after `_unread`
+        self._budget_used = 0  # bytes of this connection in `receive_budget`
         self._fragments: list[bytes] = []
         self._is_text = False
-        self._heard = self._loop.time()
-        self._pinged = self._heard
-        self._stuck_since: float | None = None
+        self._last_received = self._loop.time()
+        self._last_ping = self._last_received
+        self._write_blocked_since: float | None = None
 
     # As uvicorn and asyncio call it
 
@@ -154,35 +153,35 @@ class NodeSocket(asyncio.Protocol):
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
-        if self._is_ending:
+        self._last_received = self._loop.time()
+        if self._is_closing:
             return
         self._unread += data
-        if not self._has_turn:
-            self._take_turn()
+        if not self._is_turn_scheduled:
+            self._run_turn()
 
     def eof_received(self) -> bool:
-        """Nothing more comes. What has come is worked on all the same, where that can be done."""
-        self._is_last = True
+        """Nothing more comes. What has arrived is still processed, where that is possible."""
+        self._is_input_over = True
         return self.is_busy and self._transport.can_write_eof()  # False: asyncio closes it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
-        self._end()
+        self._end_session()
 
     def pause_writing(self) -> None:
         self.is_writable = False
-        self._stuck_since = self._loop.time()
+        self._write_blocked_since = self._loop.time()
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self.is_writable = True
-        self._stuck_since = None
-        self._heard = self._loop.time()  # who reads is alive; what he says could not be heard
-        is_held, self._is_held = self._is_held, False
-        if is_held:
-            self._take_turn_soon()
-        elif not self._has_turn:
+        self._write_blocked_since = None
+        self._last_received = self._loop.time()  # it reads, so it is alive; it was not read from
+        was_paused, self._is_input_paused = self._is_input_paused, False
+        if was_paused:
+            self._schedule_turn()
+        elif not self._is_turn_scheduled:
             self._transport.resume_reading()
         if self._session is not None:
             self._session.writable()
@@ -194,7 +193,7 @@ class NodeSocket(asyncio.Protocol):
     # As its session and the server call it
 
     def send(self, frame: bytes | str) -> None:
-        if self._is_ending or self._websocket.state is not OPEN:
+        if self._is_closing or self._websocket.state is not OPEN:
             return
         if isinstance(frame, str):
             self._websocket.send_text(frame.encode())
@@ -204,72 +203,75 @@ class NodeSocket(asyncio.Protocol):
 
     def send_text(self, frame: bytes) -> None:
         """Text that is UTF-8 already."""
-        if not self._is_ending and self._websocket.state is OPEN:
+        if not self._is_closing and self._websocket.state is OPEN:
             self._websocket.send_text(frame)
             self._flush()
 
-    def work(self, work: Work) -> None:
-        """Do something in steps, between which it is the others' turn."""
-        if self._is_ending:
+    def schedule(self, work: Work) -> None:
+        """Run a job in steps, with the turns of other connections in between."""
+        if self._is_closing:
             return
-        self._works.append(work)
-        self._take_turn_soon()
+        self._pending.append(work)
+        self._schedule_turn()
 
-    def hold(self) -> None:
-        """Let what has come in wait, also what is begun, until the other end reads."""
-        self._is_held = not self.is_writable
+    def pause_input(self) -> None:
+        """Pause all jobs, also the one under way, until the peer reads again."""
+        self._is_input_paused = not self.is_writable
 
-    def close(self, refusal: Refusal) -> None:
-        """End it, and say why."""
-        if self._is_ending:
+    def close(self, close_reason: CloseReason) -> None:
+        """Close the connection and send the reason."""
+        if self._is_closing:
             return
-        self._refused(refusal, self._address)
+        self._on_close(close_reason, self._address)
         if self._websocket.state is OPEN:
-            self._websocket.send_close(refusal.code, cut_reason(refusal.reason))
+            self._websocket.send_close(close_reason.code, truncate_reason(close_reason.reason))
         self._flush()
-        self._end()
+        self._end_session()
         self._linger()
 
     @property
     def is_busy(self) -> bool:
-        return self._has_turn or self._is_held
+        return self._is_turn_scheduled or self._is_input_paused
 
-    def tend(self, now: float, patience: float) -> None:
-        """Look after it, about once a second: who does not answer or does not read is let go."""
-        if self._is_ending:
+    def check_liveness(self, now: float, write_timeout: float) -> None:
+        """Ping a silent peer; close the connection if it does not answer or does not read.
+
+        To be called about once a second.
+        """
+        if self._is_closing:
             return
-        if self._stuck_since is not None:
-            if now - self._stuck_since > patience:
-                self.close(Refusal.overloaded("does not read"))
+        if self._write_blocked_since is not None:
+            if now - self._write_blocked_since > write_timeout:
+                self.close(CloseReason.overloaded("the node does not read"))
         elif self.is_busy:
-            self._heard = now  # it is not read from meanwhile: that nothing is heard is our doing
-        elif now - self._heard > _LOST_AFTER_SECONDS:
-            self.close(Refusal(1001, "lost: no answer to a ping"))
-        elif now - max(self._heard, self._pinged) > _PING_AFTER_SECONDS:
-            self._pinged = now
+            self._last_received = now  # it is not read from meanwhile, so silence proves nothing
+        elif now - self._last_received > _LOST_AFTER_SECONDS:
+            self.close(CloseReason(1001, "lost: no answer to a ping"))
+        elif now - max(self._last_received, self._last_ping) > _PING_AFTER_SECONDS:
+            self._last_ping = now
             self._websocket.send_ping(b"")
             self._flush()
 
     # Reading
 
-    def _take_turn_soon(self) -> None:
-        if not self._has_turn:
-            self._has_turn = True
-            self._loop.call_soon(self._take_turn)
+    def _schedule_turn(self) -> None:
+        if not self._is_turn_scheduled:
+            self._is_turn_scheduled = True
+            self._loop.call_soon(self._run_turn)
 
-    def _take_turn(self) -> None:
-        """Go on with what has come in, until it is the others' turn."""
-        self._has_turn = False
-        # By the time it worked: a machine that has other things to do is not this node's fault.
-        # Only where it can have been long: to ask for it costs as much as to book a small report.
-        is_large = bool(self._works) or self._partial + len(self._unread) > _SMALL_BYTES
+    def _run_turn(self) -> None:
+        """Process what has arrived, for at most `_TURN_SECONDS`."""
+        self._is_turn_scheduled = False
+        # CPU time, because a busy machine is not this node's fault. Measured only where the turn
+        # may be long: reading this clock costs as much as booking a small report.
+        is_large = bool(self._pending) or self._budget_used + len(self._unread) > _SMALL_BYTES
         working = time.thread_time() if is_large else 0.0
         begun = self._loop.time()
         took = 0.0
         at = 0
-        while not self._is_ending and not self._is_held and took < _TURN_SECONDS:
-            if self._works:
-                self._go_on()
+        while not self._is_closing and not self._is_input_paused and took < _TURN_SECONDS:
+            if self._pending:
+                self._run_step()
             elif at < len(self._unread):
                 piece = bytes(self._unread[at : at + _PIECE_BYTES])
                 at += len(piece)
@@ -277,71 +279,78 @@ class NodeSocket(asyncio.Protocol):
             else:
                 break
             took = self._loop.time() - begun
-        if self._is_ending:
+        if self._is_closing:
             self._unread.clear()
             return
         del self._unread[:at]
         worked = time.thread_time() - working if is_large else 0.0
-        is_left = bool(self._unread or self._works)
-        if worked > _LONG_SECONDS or (is_left and not self._is_held):
-            self._has_turn = True
+        is_left = bool(self._unread or self._pending)
+        if worked > _LONG_TURN_SECONDS or (is_left and not self._is_input_paused):
+            self._is_turn_scheduled = True
             self._transport.pause_reading()
-            rest = min(worked * _REST, _LONGEST_REST_SECONDS) if worked > _LONG_SECONDS else 0.0
-            self._loop.call_later(rest, self._take_turn)
-        elif self._is_last and not is_left:
+            rest = (
+                min(worked * _REST_FACTOR, _MAX_REST_SECONDS)
+                if worked > _LONG_TURN_SECONDS
+                else 0.0
+            )
+            self._loop.call_later(rest, self._run_turn)
+        elif self._is_input_over and not is_left:
             self._transport.close()
         elif self.is_writable:
             self._transport.resume_reading()
 
-    def _go_on(self) -> None:
-        """One step of what was begun first."""
+    def _run_step(self) -> None:
+        """Run one step of the oldest job."""
         try:
-            next(self._works[0])
+            next(self._pending[0])
         except StopIteration as done:
-            if self._works:  # else the connection has ended in this step
-                self._works.popleft()
-                self._let_go()
+            if self._pending:  # else the connection has ended in this step
+                self._pending.popleft()
+                self._release_budget()
             if done.value is not None:
                 self.close(done.value)
         except Exception:
-            # Our own fault. Without an end this would be a connection that nobody reads any more.
-            _logger.exception("a frame from %s could not be worked on", self._address)
+            # A fault of the central. Left open, this connection would never be read again.
+            _logger.exception("processing a frame failed: %s", self._address)
             self.close(FAILED)
 
     def _read(self, piece: bytes) -> None:
-        self._partial += len(piece)
-        self._receiving.bytes += len(piece)
+        self._budget_used += len(piece)
+        self._receive_budget.used_bytes += len(piece)
         self._websocket.receive_data(piece)
         events = self._websocket.events_received()
         for event in events:
-            self._take(event)
+            self._on_event(event)
         if events:
-            self._let_go()
+            self._release_budget()
         self._flush()
         if self._websocket.parser_exc is not None:
-            self._failed(self._websocket.parser_exc)
-        elif self._receiving.bytes > self._receiving.most and self._partial > _SMALL_BYTES:
-            self.close(Refusal.overloaded("too much is coming in at once"))
+            self._on_protocol_error(self._websocket.parser_exc)
+        elif (
+            self._receive_budget.used_bytes > self._receive_budget.max_bytes
+            and self._budget_used > _SMALL_BYTES
+        ):
+            self.close(CloseReason.overloaded("receive buffers are full"))
 
-    def _let_go(self) -> None:
-        """Nothing of a frame is kept any more; what is left of a piece is no more than a piece."""
-        if not self._fragments and not self._works:
-            self._receiving.bytes -= self._partial
-            self._partial = 0
+    def _release_budget(self) -> None:
+        """Give the bytes back if no frame is kept; what is left of a piece is at most a piece."""
+        if not self._fragments and not self._pending:
+            self._receive_budget.used_bytes -= self._budget_used
+            self._budget_used = 0
 
-    def _take(self, event: object) -> None:
+    def _on_event(self, event: object) -> None:
         if isinstance(event, Request):
-            self._open(event)
-        elif isinstance(event, Frame) and event.opcode in _CONTINUED and not self._is_ending:
+            self._accept(event)
+        elif isinstance(event, Frame) and event.opcode in _DATA_OPCODES and not self._is_closing:
             if event.opcode is not Opcode.CONT:
                 self._is_text = event.opcode is Opcode.TEXT
             self._fragments.append(bytes(event.data))
             if event.fin:
-                self._whole()
-            elif len(self._fragments) > _MOST_FRAGMENTS:
-                self.close(Refusal.bad_frame(f"more than {_MOST_FRAGMENTS} fragments"))
+                self._on_message()
+            elif len(self._fragments) > _MAX_FRAGMENTS:
+                self.close(CloseReason.bad_frame(f"more than {_MAX_FRAGMENTS} fragments"))
 
-    def _whole(self) -> None:
+    def _on_message(self) -> None:
         data = self._fragments[0] if len(self._fragments) == 1 else b"".join(self._fragments)
         self._fragments.clear()
         if self._session is None:
@@ -349,28 +358,28 @@ class NodeSocket(asyncio.Protocol):
         frame: bytes | str = data
         if self._is_text:
             brackets = data.count(b"{") + data.count(b"[")
-            if brackets > _MOST_BRACKETS:
-                why = f"text must have at most {_MOST_BRACKETS} objects and lists, got {brackets}"
-                self.close(Refusal.too_big(why))
+            if brackets > _MAX_BRACKETS:
+                why = f"text must have at most {_MAX_BRACKETS} objects and lists, got {brackets}"
+                self.close(CloseReason.too_big(why))
                 return
             commas = data.count(b",")
-            if commas > _MOST_COMMAS:
-                why = f"text must have at most {_MOST_COMMAS} values, got {commas + 1}"
-                self.close(Refusal.too_big(why))
+            if commas > _MAX_COMMAS:
+                why = f"text must have at most {_MAX_COMMAS} values, got {commas + 1}"
+                self.close(CloseReason.too_big(why))
                 return
             try:
                 frame = data.decode()
             except UnicodeDecodeError as error:
-                self.close(Refusal.bad_frame(f"text that is not UTF-8: {error.reason}"))
+                self.close(CloseReason.bad_frame(f"text must be UTF-8: {error.reason}"))
                 return
-        self._works.append(self._session.received(frame))
+        self._pending.append(self._session.received(frame))
 
-    def _open(self, request: Request) -> None:
+    def _accept(self, request: Request) -> None:
         response = self._websocket.accept(request)
         self._websocket.send_response(response)
         self._flush()
         if response.status_code != 101:
-            self._end()
+            self._end_session()
             self._linger()
             return
         headers = request.headers
@@ -381,22 +390,22 @@ class NodeSocket(asyncio.Protocol):
                 for header in headers.get_all("Sec-WebSocket-Protocol")
                 for name in header.split(",")
             ],
-            authorization=_one(headers.get_all("Authorization")),
-            slot_seconds=_one(headers.get_all("Sluicegate-Slot-Seconds")),
-            origin=_one(headers.get_all("Origin")),
-            host=_one(headers.get_all("Host")),
+            authorization=_single_header(headers.get_all("Authorization")),
+            slot_seconds=_single_header(headers.get_all("Sluicegate-Slot-Seconds")),
+            origin=_single_header(headers.get_all("Origin")),
+            host=_single_header(headers.get_all("Host")),
         )
         session = self._open_session(self, handshake, self._address, self._port)
-        if isinstance(session, Refusal):
+        if isinstance(session, CloseReason):
             self.close(session)
         else:
             self._session = session
 
-    def _failed(self, error: Exception) -> None:
-        """`websockets` has found a frame that is none, and has written the close frame already."""
-        if not self._is_ending:
-            self._refused(Refusal.bad_frame(str(error)), self._address)
-            self._end()
+    def _on_protocol_error(self, error: Exception) -> None:
+        """`websockets` has found an invalid frame, and has written the close frame already."""
+        if not self._is_closing:
+            self._on_close(CloseReason.bad_frame(str(error)), self._address)
+            self._end_session()
             self._linger()
 
     # The end
@@ -406,20 +415,20 @@ class NodeSocket(asyncio.Protocol):
         if not writes:
             return
         self._transport.write(b"".join(writes))
-        if b"" in writes and not self._is_ending:  # its sign that nothing comes any more
-            if self._works:
-                self._is_last = True  # who says good-bye has told something before
+        if b"" in writes and not self._is_closing:  # `websockets` marks the end so
+            if self._pending:
+                self._is_input_over = True  # the last frames are still to be processed
             else:
-                self._end()
+                self._end_session()
                 self._linger()
 
-    def _end(self) -> None:
-        """Nothing that comes in counts from now on."""
-        self._is_ending = True
-        self._receiving.bytes -= self._partial
-        self._partial = 0
+    def _end_session(self) -> None:
+        """Discard everything that arrives from now on."""
+        self._is_closing = True
+        self._receive_budget.used_bytes -= self._budget_used
+        self._budget_used = 0
         self._fragments.clear()
-        self._works = deque()  # a new one: this may be called in a step of what is in the old one
+        self._pending = deque()  # a new one: this may run in a step of a job in the old one
         session, self._session = self._session, None
         if session is not None:
             session.lost()
@@ -429,13 +438,13 @@ class NodeSocket(asyncio.Protocol):
             return
         self._transport.resume_reading()
         if self._transport.can_write_eof():
-            with contextlib.suppress(OSError):  # the other end may be gone already
+            with contextlib.suppress(OSError):  # the peer may be gone already
                 self._transport.write_eof()
-        else:  # TLS has no half of a connection
+        else:  # TLS cannot be half-closed
             self._loop.call_later(_LINGER_SECONDS / 8, self._transport.close)
         self._loop.call_later(_LINGER_SECONDS, self._transport.abort)
 
 
-def _one(values: list[str]) -> str | None:
-    """A header that stands there once; said twice it is not believed, but it is not absent."""
+def _single_header(values: list[str]) -> str | None:
+    """The value of a header. A repeated one is joined: it must not match, nor count as absent."""
     return values[0] if len(values) == 1 else (", ".join(values) or None)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:  # compiled, and made of what stands here
     from sluicegate.quota.packed._report_lines import PackedLines
-    from sluicegate.quota.packed._shares import GivenShares
+    from sluicegate.quota.packed._shares import PackedShares
 
 __all__ = ["Ack", "Ask", "Line", "Lines", "Message", "Quota", "Report", "ServiceQuota", "Share"]
 
@@ -97,7 +97,7 @@ class ServiceQuota(NamedTuple):
     answer to an Ask.
     """
 
-    users: "dict[str, dict[str, Share]] | GivenShares"
+    users: "dict[str, dict[str, Share]] | PackedShares"
     newcomers: dict[str, float]
 
 

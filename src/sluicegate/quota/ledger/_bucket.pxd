@@ -7,7 +7,7 @@ that they fit, and 0 is never.
 
 from libc.math cimport INFINITY, floor
 
-from sluicegate.quota.packed._report_lines cimport Packed
+from sluicegate.quota.packed._report_lines cimport PackedLine
 
 cdef extern from *:
     """
@@ -223,7 +223,7 @@ cdef inline void enter(
         bucket.recorded += new
 
 
-cdef inline News book_line(const Booking *booking, Bucket *bucket, Cell *cell, const Packed *line) noexcept nogil:
+cdef inline News book_line(const Booking *booking, Bucket *bucket, Cell *cell, const PackedLine *line) noexcept nogil:
     """Bring a cell up to the totals of a line, and tell what is new."""
     cdef News news
     if cell.sequence == 0 or (

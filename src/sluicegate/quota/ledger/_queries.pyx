@@ -13,7 +13,7 @@ from libc.string cimport memcpy
 
 from sluicegate.quota.ledger._service_ledger cimport Book
 from sluicegate.quota.ledger._bucket cimport Bucket, cost_of_request
-from sluicegate.quota.packed._shares cimport Given
+from sluicegate.quota.packed._shares cimport PackedShare
 from sluicegate.quota.ledger._usage cimport Sums
 
 __all__ = [
@@ -248,10 +248,10 @@ def given_to(
     """Put `most` amounts that a node was given for a slot into user -> resource; where to go on, or None."""
     cdef bytes packed = book.past.get(slot, {}).get(node, b"")
     cdef const char *data = packed
-    cdef Py_ssize_t i, count = len(packed) // <Py_ssize_t> sizeof(Given), end = min(count, at + most)
-    cdef Given given
+    cdef Py_ssize_t i, count = len(packed) // <Py_ssize_t> sizeof(PackedShare), end = min(count, at + most)
+    cdef PackedShare given
     for i in range(at, end):
-        memcpy(&given, data + i * sizeof(Given), sizeof(Given))
+        memcpy(&given, data + i * sizeof(PackedShare), sizeof(PackedShare))
         name = book.names[given.bucket]
         if name is not None:
             users.setdefault(name[0], {})[name[1]] = given.amount

@@ -61,10 +61,10 @@ from sluicegate.quota.ledger._bucket cimport (
     promised_after,
     refill,
 )
-from sluicegate.quota.packed._shares cimport Given, given_of, given_shares
-from sluicegate.quota.packed._report_lines cimport Dictionary, Found, Packed, PackedLines
+from sluicegate.quota.packed._shares cimport PackedShare, copy_shares, pack_share
+from sluicegate.quota.packed._report_lines cimport BucketRef, PackedLine, PackedLines, StringTable
 from sluicegate.quota.ledger._node_table cimport Nodes
-from sluicegate.quota.packed._bucket_ids cimport Register
+from sluicegate.quota.packed._bucket_ids cimport BucketIds
 from sluicegate.quota.ledger._fair_share cimport Wish, classic, fair
 from sluicegate.quota.ledger._usage cimport Sums, Usage
 
@@ -147,8 +147,8 @@ cdef class Book:
         self.assigned = first - 1
         self.nr_slot = nr_slot
         self.users = {}
-        self.register = Register()
-        self.names = self.register.names
+        self.bucket_ids = BucketIds()
+        self.names = self.bucket_ids.names
         self.free = deque()
         self.sums = {}
         self.past = {}
@@ -245,7 +245,7 @@ cdef class Book:
         cdef Booking booking = Booking(
             slot, self._day(slot), slots, sequence, since, is_known, is_reborn, is_from_before
         )
-        cdef Packed packed
+        cdef PackedLine packed
         cdef News news
         cdef Cell *cell
         cdef Usage usage = Usage(node_id, slots, self.names)
@@ -290,9 +290,9 @@ cdef class Book:
         )
         cdef Usage usage = None if deducts else Usage(node_id, slots, self.names)
         cdef Sums sums
-        cdef Found *found
-        cdef Found *all_found
-        cdef const Packed *packed = lines.lines
+        cdef BucketRef *ref
+        cdef BucketRef *refs
+        cdef const PackedLine *packed = lines.lines
         cdef Bucket *bucket
         cdef Cell *cell
         cdef News news
@@ -301,42 +301,42 @@ cdef class Book:
             raise ValueError(f"expected lines from 0 to {lines.count}, got {begin} to {end}")
         if begin == end:
             return usage
-        all_found = lines.dictionary.found
-        self._know(lines.dictionary, all_found[packed[begin].entry].service)
+        refs = lines.string_table.refs
+        self._know(lines.string_table, refs[packed[begin].entry].service)
         sums = self._sums(slot)
         if self.room > sums.room:  # of a slot that has sums from before the names were looked up
             sums.grow(self.room)
         for i in range(begin - 2 * LINES_AHEAD, end):
             coming = i + 2 * LINES_AHEAD
             if begin <= coming < end:
-                found = &all_found[packed[coming].entry]
-                if found.serial == 0 or self.register.serials[found.number] != found.serial:
-                    self._find(lines.dictionary, packed[coming].entry, slot)
+                ref = &refs[packed[coming].entry]
+                if ref.generation == 0 or self.bucket_ids.generations[ref.number] != ref.generation:
+                    self._find(lines.string_table, packed[coming].entry, slot)
                     if self.room > sums.room:
                         sums.grow(self.room)
-                ahead(&self.buckets[found.number])
-                ahead(<char *> &self.buckets[found.number] + 64)
+                ahead(&self.buckets[ref.number])
+                ahead(<char *> &self.buckets[ref.number] + 64)
             coming = i + LINES_AHEAD
             if begin <= coming < end:
-                found = &all_found[packed[coming].entry]
-                cell = &self.buckets[found.number].cells[found.position]
+                ref = &refs[packed[coming].entry]
+                cell = &self.buckets[ref.number].cells[ref.position]
                 ahead(cell)
                 ahead(<char *> cell + 64)
             if i < begin:
                 continue
-            found = &all_found[packed[i].entry]
-            bucket = &self.buckets[found.number]
-            if found.position >= bucket.count or bucket.cells[found.position].node != node:
+            ref = &refs[packed[i].entry]
+            bucket = &self.buckets[ref.number]
+            if ref.position >= bucket.count or bucket.cells[ref.position].node != node:
                 cell = self._cell(bucket, node)
-                found.position = <int> (cell - bucket.cells)
-            news = book_line(&booking, bucket, &bucket.cells[found.position], &packed[i])
+                ref.position = <int> (cell - bucket.cells)
+            news = book_line(&booking, bucket, &bucket.cells[ref.position], &packed[i])
             if news.consumed > 0.0 or news.rejected:
-                sums.consumed[found.number] += news.consumed
-                sums.rejected[found.number] += news.rejected
+                sums.consumed[ref.number] += news.consumed
+                sums.rejected[ref.number] += news.rejected
                 if deducts:
                     bucket.level -= news.consumed
                 else:
-                    usage.push(found.number, news.consumed, news.rejected, news.requests)
+                    usage.push(ref.number, news.consumed, news.rejected, news.requests)
         return usage
 
     def find(self, PackedLines lines not None, Py_ssize_t begin, Py_ssize_t end, long long slot, int most):
@@ -345,16 +345,16 @@ cdef class Book:
         Nothing is booked: a bucket that is made and not used is full, and is forgotten. To look up
         names is what takes long in a report of users who are new; so it can be done a few at a time.
         """
-        cdef Found *found
-        cdef const Packed *packed = lines.lines
+        cdef BucketRef *ref
+        cdef const PackedLine *packed = lines.lines
         if not 0 <= begin <= end <= lines.count:
             raise ValueError(f"expected lines from 0 to {lines.count}, got {begin} to {end}")
         if begin < end:
-            self._know(lines.dictionary, lines.dictionary.found[packed[begin].entry].service)
+            self._know(lines.string_table, lines.string_table.refs[packed[begin].entry].service)
         while begin < end and most > 0:
-            found = &lines.dictionary.found[packed[begin].entry]
-            if found.serial == 0 or self.register.serials[found.number] != found.serial:
-                self._find(lines.dictionary, packed[begin].entry, slot)
+            ref = &lines.string_table.refs[packed[begin].entry]
+            if ref.generation == 0 or self.bucket_ids.generations[ref.number] != ref.generation:
+                self._find(lines.string_table, packed[begin].entry, slot)
                 most -= 1
             begin += 1
         return begin
@@ -365,23 +365,23 @@ cdef class Book:
             for resource in resources:
                 self._number_of(user, resource, slot)
 
-    cdef int _know(self, Dictionary dictionary, int service) except -1:
+    cdef int _know(self, StringTable string_table, int service) except -1:
         """What was found of a service in another book is of no use here."""
         cdef Py_ssize_t i
-        if dictionary.registers[service] is not self.register:
-            for i in range(dictionary.count):
-                if dictionary.found[i].service == service:
-                    dictionary.found[i].serial = 0
-            dictionary.registers[service] = self.register
+        if string_table.bucket_ids_by_service[service] is not self.bucket_ids:
+            for i in range(string_table.count):
+                if string_table.refs[i].service == service:
+                    string_table.refs[i].generation = 0
+            string_table.bucket_ids_by_service[service] = self.bucket_ids
         return 0
 
-    cdef int _find(self, Dictionary dictionary, int entry, long long slot) except -1:
-        cdef Found *found = &dictionary.found[entry]
-        user, resource = dictionary.names[entry]
-        found.number = <int> self._number_of(user, resource, slot)
-        found.serial = self.register.serials[found.number]
-        found.position = 0
-        dictionary.names[entry] = self.names[found.number]  # one tuple for all who know it
+    cdef int _find(self, StringTable string_table, int entry, long long slot) except -1:
+        cdef BucketRef *ref = &string_table.refs[entry]
+        user, resource = string_table.names[entry]
+        ref.number = <int> self._number_of(user, resource, slot)
+        ref.generation = self.bucket_ids.generations[ref.number]
+        ref.position = 0
+        string_table.names[entry] = self.names[ref.number]  # one tuple for all who know it
         return 0
 
     def record_slot(
@@ -456,7 +456,7 @@ cdef class Book:
                 self.buckets = grown
                 self.room = max(16, self.room + self.room // 2)
             self.count += 1
-        self.register.enter(number, (user, resource))
+        self.bucket_ids.bind(number, (user, resource))
         resources[resource] = number
         bucket = &self.buckets[number]
         memset(bucket, 0, sizeof(Bucket))
@@ -633,7 +633,7 @@ cdef class Book:
             out = self._out(<int> i, self.assigned + self.nodes.lead[i])
             if self.nodes.names[i] is not None and out.count:
                 past = self.past.setdefault(out.slot, {})
-                past[self.nodes.names[i]] = (<char *> out.given)[: out.count * sizeof(Given)]
+                past[self.nodes.names[i]] = (<char *> out.given)[: out.count * sizeof(PackedShare)]
         for old in [old for old in self.past if old <= self.assigned + 1 - kept]:
             del self.past[old]
 
@@ -641,13 +641,13 @@ cdef class Book:
         """node -> user -> resource -> amount: what was given for a slot, by its assignment."""
         cdef Py_ssize_t i
         cdef const unsigned char[:] packed
-        cdef Given given
+        cdef PackedShare given
         result = {}
         for node_id, past in self.past.get(slot, {}).items():
             packed = past
             users = result[node_id] = {}
-            for i in range(len(packed) // <Py_ssize_t> sizeof(Given)):
-                memcpy(&given, &packed[i * sizeof(Given)], sizeof(Given))
+            for i in range(len(packed) // <Py_ssize_t> sizeof(PackedShare)):
+                memcpy(&given, &packed[i * sizeof(PackedShare)], sizeof(PackedShare))
                 name = self.names[given.bucket]
                 if name is not None:
                     users.setdefault(name[0], {})[name[1]] = given.amount
@@ -792,7 +792,7 @@ cdef class Book:
             out = &outs[2 * cell.node + (target & (lead[cell.node] - 1))]
             if out.count == out.room:
                 _grow(out)
-            out.given[out.count] = given_of(number, <float> amount, cell.safe)
+            out.given[out.count] = pack_share(number, <float> amount, cell.safe)
             ahead(&out.given[out.count + 12])
             out.count += 1
         return 0
@@ -894,7 +894,7 @@ cdef class Book:
         del resources[resource]
         if not resources:
             del self.users[user]
-        self.register.strike(number)
+        self.bucket_ids.release(number)
         self.free.append((slot, number))
         return 1
 
@@ -907,8 +907,8 @@ cdef class Book:
         if 0 <= node and 2 * node + 1 < self.outs_room:
             out = self._out(node, slot)
             if out.slot == slot:
-                return given_shares(self.register, out.given, out.count)
-        return given_shares(self.register, NULL, 0)
+                return copy_shares(self.bucket_ids, out.given, out.count)
+        return copy_shares(self.bucket_ids, NULL, 0)
 
     def grant(self, long long slot, str node_id not None, str user not None, resources):
         """Give a node that asks, within slot `slot`, a part of what is free of a user's buckets.
@@ -968,7 +968,7 @@ cdef class Book:
                     out = self._out(node, target)
                     if out.count == out.room:
                         _grow(out)
-                    out.given[out.count] = given_of(number, cell.promised[target & 3], cell.safe)
+                    out.given[out.count] = pack_share(number, cell.promised[target & 3], cell.safe)
                     out.count += 1
         return [share for share in result if share[0] <= told]
 
@@ -1128,7 +1128,7 @@ cdef class Book:
                     out = self._out(cell.node, target)
                     if out.count == out.room:
                         _grow(out)
-                    out.given[out.count] = given_of(<int> number, cell.promised[target & 3], cell.safe)
+                    out.given[out.count] = pack_share(<int> number, cell.promised[target & 3], cell.safe)
                     out.count += 1
 
     # Looking
@@ -1222,7 +1222,7 @@ cdef class Book:
 
 cdef int _grow(Out *out) except -1:
     cdef Py_ssize_t room = out.room + max(8, out.room // 4)
-    cdef Given *grown = <Given *> realloc(out.given, room * sizeof(Given))
+    cdef PackedShare *grown = <PackedShare *> realloc(out.given, room * sizeof(PackedShare))
     if grown == NULL:
         raise MemoryError
     out.given = grown

@@ -30,7 +30,7 @@ from sluicegate.quota.ledger.service import BucketService, MakeService, Service,
 from sluicegate.quota.ledger.snapshot import BookDump, OtherSlots, pack, unpack
 from sluicegate.quota.messages import Ask, Report, ServiceQuota, Share
 from sluicegate.quota.packed._report_lines import PackedLines
-from sluicegate.quota.packed._shares import GivenShares
+from sluicegate.quota.packed._shares import PackedShares
 
 __all__ = ["Assignment", "Ledger", "Rule", "Sum"]
 
@@ -312,7 +312,7 @@ class Ledger:
         return True
 
     def _book_packed(self, node: str, slot: int, lines: PackedLines, how: _How) -> None:
-        for name, begin, end in lines.parts:
+        for name, begin, end in lines.ranges:
             if name not in self._books:
                 continue
             service = self._services[name]
@@ -328,7 +328,7 @@ class Ledger:
         self.begin(slot)
         if not isinstance(report.lines, PackedLines):
             return
-        for name, at, end in report.lines.parts:
+        for name, at, end in report.lines.ranges:
             while name in self._books:
                 at = self._books[name].find(report.lines, at, end, slot, _NAMES_AT_ONCE)
                 if at == end:
@@ -486,7 +486,7 @@ class Ledger:
 
     def _shares(self, name: str, slot: int, node: str) -> Shares:
         shares = self._guarded(name, self._services[name].quota, slot, node)
-        return shares if isinstance(shares, dict | GivenShares) else {}
+        return shares if isinstance(shares, dict | PackedShares) else {}
 
     def ask(self, slot: int, ask: Ask) -> dict[int, dict[str, ServiceQuota]]:
         """Answer a node that has met users it has no share for, by slot and service.

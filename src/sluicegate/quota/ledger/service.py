@@ -14,11 +14,11 @@ from sluicegate.errors import ConfigError
 from sluicegate.quota.ledger._service_ledger import Book
 from sluicegate.quota.ledger._usage import Usage
 from sluicegate.quota.messages import Share
-from sluicegate.quota.packed._shares import GivenShares
+from sluicegate.quota.packed._shares import PackedShares
 
 __all__ = ["BucketService", "MakeService", "Service", "Shares", "installed_services"]
 
-Shares: TypeAlias = dict[str, dict[str, Share]] | GivenShares  # user, resource
+Shares: TypeAlias = dict[str, dict[str, Share]] | PackedShares  # user, resource
 
 _ENTRY_POINTS = "sluicegate.quota.services"
 

@@ -1,7 +1,7 @@
-cdef class Register:
+cdef class BucketIds:
     cdef list names  # bucket -> (user, resource), or None
-    cdef unsigned int *serials  # bucket -> which of all that were ever entered it is; 0: none
+    cdef unsigned int *generations  # bucket -> number of its binding, which no other binding has; 0: free
     cdef Py_ssize_t room
-    cdef unsigned int last  # the newest serial
-    cdef int enter(self, Py_ssize_t number, tuple name) except -1
-    cdef int strike(self, Py_ssize_t number) except -1
+    cdef unsigned int last_generation  # of the newest binding
+    cdef int bind(self, Py_ssize_t number, tuple name) except -1
+    cdef int release(self, Py_ssize_t number) except -1

@@ -1,7 +1,7 @@
 from typing_extensions import disjoint_base
 
-__all__ = ["Register"]
+__all__ = ["BucketIds"]
 
 @disjoint_base
-class Register:
+class BucketIds:
     def __len__(self) -> int: ...

@@ -1,22 +1,22 @@
 # cython: language_level=3
-"""How long compiled loops over many users go on before other threads of the process have a turn.
+"""Yielding the GIL in compiled loops over many users.
 
-A thread that has waited for its turn for 5 ms (`sys.setswitchinterval`) gets it when the one that
-runs lets go. Python code does so by itself; compiled code only where it is told to. Without it a
-request would wait until its node's reporter is through with all users. What a loop is about must
-belong to its own thread: others may do anything meanwhile.
+A thread that has waited for 5 ms (`sys.setswitchinterval`) gets the GIL when the running thread
+releases it. Python code does so by itself, compiled code only on request. Without it a request
+would wait until its node's reporter is done with all users. A loop that yields must own the data
+it works on: other threads may change anything else meanwhile.
 """
 
 cdef enum:
-    USERS_AT_ONCE = 256  # some tenth of a millisecond
+    USERS_PER_YIELD = 256  # about 0.1 ms of work
 
 
-cdef inline void let_others_run() noexcept:
+cdef inline void yield_gil() noexcept:
     with nogil:
         pass
 
 
-cdef inline void take_turns(Py_ssize_t done) noexcept:
-    """So many users are done, one more than the time before."""
-    if done % USERS_AT_ONCE == 0:
-        let_others_run()
+cdef inline void yield_gil_periodically(Py_ssize_t done) noexcept:
+    """Yield the GIL at every USERS_PER_YIELD-th user; `done` grows by 1 with each call."""
+    if done % USERS_PER_YIELD == 0:
+        yield_gil()

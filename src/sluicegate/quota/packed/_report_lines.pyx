@@ -1,12 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The lines of a report as numbers, and the dictionary that tells whose they are.
+"""The lines of a report as a C array, and the string table that their entries refer to.
 
-A `Dictionary` belongs to one direction of one connection: its entries, (service, user, resource),
-are numbered in the order in which they came. A book that books lines notes with each entry the
-bucket it has found for it, so that a name is looked up once and not in every slot.
+A `StringTable` belongs to one direction of one connection: its entries, (service, user, resource),
+are numbered in order of arrival. A service ledger that books lines caches a `BucketRef` with each
+entry, so that a name is looked up once and not in every slot.
 
-`PackedLines` reads as the dict of service -> user -> resource -> Line that it stands for, which is
-made when somebody looks into it.
+`PackedLines` reads as a dict of service -> user -> resource -> Line, which is built on first access.
 """
 
 from libc.stdlib cimport free, malloc, realloc
@@ -14,20 +13,20 @@ from libc.string cimport memset
 
 from sluicegate.quota.messages import Line
 
-__all__ = ["Dictionary", "PackedLines"]
+__all__ = ["PackedLines", "StringTable"]
 
 
-cdef class Dictionary:
+cdef class StringTable:
     def __cinit__(self):
         self.services = []
-        self.registers = []
+        self.bucket_ids_by_service = []
         self.service_numbers = {}
         self.names = []
-        self.found = NULL
-        self.count = self.room = self.users = 0
+        self.refs = NULL
+        self.count = self.room = self.user_count = 0
 
     def __dealloc__(self):
-        free(self.found)
+        free(self.refs)
 
     def __len__(self):
         return self.count
@@ -36,25 +35,25 @@ cdef class Dictionary:
         """(service, user, resource)"""
         if not 0 <= entry < self.count:
             raise IndexError(f"expected an entry below {self.count}, got {entry}")
-        return self.services[self.found[entry].service], *self.names[entry]
+        return self.services[self.refs[entry].service], *self.names[entry]
 
     cdef int add(self, str service, str user, str resource) except -1:
         cdef Py_ssize_t room
-        cdef Found *grown
+        cdef BucketRef *grown
         if self.count == self.room:
             room = max(16, self.room + self.room // 2)
-            grown = <Found *> realloc(self.found, room * sizeof(Found))
+            grown = <BucketRef *> realloc(self.refs, room * sizeof(BucketRef))
             if grown == NULL:
                 raise MemoryError
-            self.found = grown
+            self.refs = grown
             self.room = room
         number = self.service_numbers.get(service)
         if number is None:
             number = self.service_numbers[service] = len(self.services)
             self.services.append(service)
-            self.registers.append(None)
-        memset(&self.found[self.count], 0, sizeof(Found))
-        self.found[self.count].service = number
+            self.bucket_ids_by_service.append(None)
+        memset(&self.refs[self.count], 0, sizeof(BucketRef))
+        self.refs[self.count].service = number
         self.names.append((user, resource))
         self.count += 1
         return 0
@@ -64,76 +63,76 @@ cdef class PackedLines:
     def __cinit__(self):
         self.lines = NULL
         self.count = 0
-        self.parts = []
+        self.ranges = []
 
-    def __init__(self, Dictionary dictionary not None):
-        self.dictionary = dictionary
+    def __init__(self, StringTable string_table not None):
+        self.string_table = string_table
 
     def __dealloc__(self):
         free(self.lines)
 
-    cdef int reserve(self, Py_ssize_t count) except -1:
-        self.lines = <Packed *> malloc(max(1, count) * sizeof(Packed))
+    cdef int allocate(self, Py_ssize_t count) except -1:
+        self.lines = <PackedLine *> malloc(max(1, count) * sizeof(PackedLine))
         if self.lines == NULL:
             raise MemoryError
         return 0
 
-    cdef int arrange(self) except -1:
-        """Bring the lines of each service together, in the order they stand in."""
-        cdef Found *found = self.dictionary.found
-        cdef Py_ssize_t i, begin = 0, count = len(self.dictionary.services)
+    cdef int group_by_service(self) except -1:
+        """Make the lines of each service contiguous, in stable order, and set `ranges`."""
+        cdef BucketRef *refs = self.string_table.refs
+        cdef Py_ssize_t i, begin = 0, count = len(self.string_table.services)
         cdef Py_ssize_t *ends
-        cdef Packed *arranged
+        cdef PackedLine *grouped
         cdef int service, last
-        self.parts = []
+        self.ranges = []
         if not self.count:
             return 0
-        last = found[self.lines[0].entry].service
+        last = refs[self.lines[0].entry].service
         seen = {last}
         for i in range(1, self.count):
-            service = found[self.lines[i].entry].service
+            service = refs[self.lines[i].entry].service
             if service != last:
                 if service in seen:
                     break
                 seen.add(service)
-                self.parts.append((self.dictionary.services[last], begin, i))
+                self.ranges.append((self.string_table.services[last], begin, i))
                 begin = i
                 last = service
         else:
-            self.parts.append((self.dictionary.services[last], begin, self.count))
+            self.ranges.append((self.string_table.services[last], begin, self.count))
             return 0
-        self.parts = []
+        self.ranges = []
         ends = <Py_ssize_t *> malloc(count * sizeof(Py_ssize_t))
-        arranged = <Packed *> malloc(self.count * sizeof(Packed))
-        if ends == NULL or arranged == NULL:
+        grouped = <PackedLine *> malloc(self.count * sizeof(PackedLine))
+        if ends == NULL or grouped == NULL:
             free(ends)
-            free(arranged)
+            free(grouped)
             raise MemoryError
         memset(ends, 0, count * sizeof(Py_ssize_t))
         for i in range(self.count):
-            ends[found[self.lines[i].entry].service] += 1
+            ends[refs[self.lines[i].entry].service] += 1
         begin = 0
         for i in range(count):
             if ends[i]:
-                self.parts.append((self.dictionary.services[i], begin, begin + ends[i]))
+                self.ranges.append((self.string_table.services[i], begin, begin + ends[i]))
             begin, ends[i] = begin + ends[i], begin
         for i in range(self.count):
-            service = found[self.lines[i].entry].service
-            arranged[ends[service]] = self.lines[i]
+            service = refs[self.lines[i].entry].service
+            grouped[ends[service]] = self.lines[i]
             ends[service] += 1
         free(ends)
         free(self.lines)
-        self.lines = arranged
+        self.lines = grouped
         return 0
 
     cdef dict as_dict(self):
         cdef Py_ssize_t i
-        cdef Packed *line
+        cdef PackedLine *line
         if self.lines_dict is None:
             self.lines_dict = {}
             for i in range(self.count):
                 line = &self.lines[i]
-                service, user, resource = self.dictionary[line.entry]
+                service, user, resource = self.string_table[line.entry]
                 users = self.lines_dict.setdefault(service, {})
                 users.setdefault(user, {})[resource] = Line(
                     line.consumed, line.rejected, line.requests, line.settled, line.held
@@ -148,7 +147,7 @@ cdef class PackedLines:
 
     def __len__(self):
         """How many services have lines."""
-        return len(self.parts)
+        return len(self.ranges)
 
     def __contains__(self, service):
         return service in self.as_dict()

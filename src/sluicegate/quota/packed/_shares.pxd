@@ -1,36 +1,36 @@
 from libc.string cimport memcpy
 
-from sluicegate.quota.packed._bucket_ids cimport Register
+from sluicegate.quota.packed._bucket_ids cimport BucketIds
 
-cdef packed struct Given:  # one for each cell: ten bytes, so that a cell and its share take less than a hundred
+cdef packed struct PackedShare:  # 10 bytes, so that a node cell and its share take less than 100
     int bucket
     float amount
     unsigned short upper_half  # of the safe share as a float: rounded down, by less than a hundredth
 
 
-cdef inline Given given_of(int bucket, float amount, float safe) noexcept nogil:
-    cdef Given given
+cdef inline PackedShare pack_share(int bucket, float amount, float safe) noexcept nogil:
+    cdef PackedShare share
     cdef unsigned int bits
     memcpy(&bits, &safe, 4)
-    given.bucket = bucket
-    given.amount = amount
-    given.upper_half = <unsigned short> (bits >> 16)
-    return given
+    share.bucket = bucket
+    share.amount = amount
+    share.upper_half = <unsigned short> (bits >> 16)
+    return share
 
 
-cdef inline float safe_of(const Given *given) noexcept nogil:
-    cdef unsigned int bits = <unsigned int> given.upper_half << 16
+cdef inline float safe_of(const PackedShare *share) noexcept nogil:
+    cdef unsigned int bits = <unsigned int> share.upper_half << 16
     cdef float safe
     memcpy(&safe, &bits, 4)
     return safe
 
 
-cdef class GivenShares:
-    cdef Register register
-    cdef unsigned int last  # the register's newest serial when this was given
-    cdef Given *given
+cdef class PackedShares:
+    cdef BucketIds bucket_ids
+    cdef unsigned int last_generation  # the newest one of `bucket_ids` when the shares were copied
+    cdef PackedShare *packed
     cdef readonly Py_ssize_t count  # of shares
     cdef dict users
     cdef dict as_dict(self)
 
-cdef GivenShares given_shares(Register register, const Given *given, Py_ssize_t count)
+cdef PackedShares copy_shares(BucketIds bucket_ids, const PackedShare *packed, Py_ssize_t count)

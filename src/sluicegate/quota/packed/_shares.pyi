@@ -5,10 +5,10 @@ from typing_extensions import disjoint_base
 
 from sluicegate.quota.messages import Share
 
-__all__ = ["GivenShares"]
+__all__ = ["PackedShares"]
 
 @disjoint_base
-class GivenShares:
+class PackedShares:
     __hash__: ClassVar[None]  # type: ignore[assignment]
     @property
     def count(self) -> int: ...

@@ -1,42 +1,44 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""What a node was given of one service, as it came out of an assignment.
+"""The shares of one service on one node as a C array, as an assignment produces them.
 
-It reads as a dict of user -> resource -> Share, which is made when somebody looks into it. A wire
-does not: it writes the numbers as they are.
+`PackedShares` reads as a dict of user -> resource -> Share, which is built on first access. The
+wire does not need the dict: it encodes the array directly.
 """
 
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from sluicegate.quota.packed._bucket_ids cimport Register
+from sluicegate.quota.packed._bucket_ids cimport BucketIds
 from sluicegate.quota.messages import Share
 
-__all__ = ["GivenShares"]
+__all__ = ["PackedShares"]
 
 
-cdef class GivenShares:
+cdef class PackedShares:
     def __cinit__(self):
-        self.given = NULL
+        self.packed = NULL
         self.count = 0
 
     def __dealloc__(self):
-        free(self.given)
+        free(self.packed)
 
     cdef dict as_dict(self):
         cdef Py_ssize_t i
-        cdef Given *given
-        cdef Register register = self.register
+        cdef PackedShare *share
+        cdef unsigned int generation
+        cdef BucketIds bucket_ids = self.bucket_ids
         if self.users is None:
             self.users = {}
             for i in range(self.count):
-                given = &self.given[i]
-                # A number that has another owner since says nothing any more.
-                if register.serials[given.bucket] and <int> (register.serials[given.bucket] - self.last) <= 0:
-                    user, resource = register.names[given.bucket]
+                share = &self.packed[i]
+                generation = bucket_ids.generations[share.bucket]
+                # Skip an id that was released, or reused by another bucket, after the shares were copied.
+                if generation and <int> (generation - self.last_generation) <= 0:
+                    user, resource = bucket_ids.names[share.bucket]
                     shares = self.users.get(user)
                     if shares is None:
                         shares = self.users[user] = {}
-                    shares[resource] = Share(given.amount, safe_of(given))
+                    shares[resource] = Share(share.amount, safe_of(share))
         return self.users
 
     def __getitem__(self, user):
@@ -52,8 +54,8 @@ cdef class GivenShares:
         return user in self.as_dict()
 
     def __eq__(self, other):
-        if isinstance(other, GivenShares):
-            other = (<GivenShares> other).as_dict()
+        if isinstance(other, PackedShares):
+            other = (<PackedShares> other).as_dict()
         return self.as_dict() == other
 
     __hash__ = None
@@ -74,15 +76,15 @@ cdef class GivenShares:
         return self.as_dict().get(user, default)
 
 
-cdef GivenShares given_shares(Register register, const Given *given, Py_ssize_t count):
-    """A copy: the next assignment writes over the original."""
-    cdef GivenShares shares = GivenShares()
-    shares.register = register
-    shares.last = register.last
+cdef PackedShares copy_shares(BucketIds bucket_ids, const PackedShare *packed, Py_ssize_t count):
+    """Copy the shares: the next assignment overwrites the original."""
+    cdef PackedShares shares = PackedShares()
+    shares.bucket_ids = bucket_ids
+    shares.last_generation = bucket_ids.last_generation
     if count:
-        shares.given = <Given *> malloc(count * sizeof(Given))
-        if shares.given == NULL:
+        shares.packed = <PackedShare *> malloc(count * sizeof(PackedShare))
+        if shares.packed == NULL:
             raise MemoryError
-        memcpy(shares.given, given, count * sizeof(Given))
+        memcpy(shares.packed, packed, count * sizeof(PackedShare))
         shares.count = count
     return shares

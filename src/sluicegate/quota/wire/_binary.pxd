@@ -1,15 +1,15 @@
-from sluicegate.quota.packed._shares cimport GivenShares
-from sluicegate.quota.packed._report_lines cimport Dictionary, PackedLines
-from sluicegate.quota.packed._bucket_ids cimport Register
+from sluicegate.quota.packed._shares cimport PackedShares
+from sluicegate.quota.packed._report_lines cimport PackedLines, StringTable
+from sluicegate.quota.packed._bucket_ids cimport BucketIds
 from sluicegate.quota.wire._buffer cimport Buffer
 
 cdef struct Known:  # an entry that the other end knows
     int bucket
-    unsigned int serial
+    unsigned int generation
     int entry
 
 cdef class KnownBuckets:
-    cdef Register register
+    cdef BucketIds bucket_ids
     cdef Known *known  # by bucket, rising
     cdef Py_ssize_t count
     cdef Py_ssize_t place_of(self, int bucket) noexcept
@@ -23,7 +23,7 @@ cdef class Introduced:
     cdef dict buckets  # service -> KnownBuckets
     cdef int *entries  # of the frame that is being written: of each share, or -1
     cdef Py_ssize_t entries_room
-    cdef Dictionary packed_dictionary  # of the lines that were written last
+    cdef StringTable source_table  # of the lines that were written last
     cdef int *packed_numbers  # of its entries, the entry here; -1: not introduced yet
     cdef Py_ssize_t packed_count, packed_room
     cdef Buffer fresh  # the new entries of this frame, as they are written
@@ -37,7 +37,7 @@ cdef class Introduced:
     cdef bint is_outgrown(self, Py_ssize_t used)
     cdef int number(self, str service, dict users, str user, str resource) except -1
     cdef int number_given(
-        self, str service, GivenShares shares, int *entries, Py_ssize_t begin, Py_ssize_t end
+        self, str service, PackedShares shares, int *entries, Py_ssize_t begin, Py_ssize_t end
     ) except -1
     cdef bint has_room(self) noexcept
     cdef int _number_lines(self, PackedLines packed) except -1

@@ -2,25 +2,25 @@ from typing import TypeAlias
 
 from typing_extensions import disjoint_base
 
-from sluicegate.quota.packed._shares import GivenShares
-from sluicegate.quota.packed._report_lines import Dictionary, PackedLines
+from sluicegate.quota.packed._shares import PackedShares
+from sluicegate.quota.packed._report_lines import PackedLines, StringTable
 from sluicegate.quota.messages import Lines, Share
 from sluicegate.quota.wire.bounds import Bounds
 
 __all__ = ["Introduced", "read_entries", "read_lines", "read_shares"]
 
-_Parts: TypeAlias = list[tuple[str, dict[str, dict[str, Share]] | GivenShares]]
+_Parts: TypeAlias = list[tuple[str, dict[str, dict[str, Share]] | PackedShares]]
 
 def read_entries(
-    frame: bytes, at: int, dictionary: Dictionary, bounds: Bounds, most: int
+    frame: bytes, at: int, string_table: StringTable, bounds: Bounds, most: int
 ) -> int: ...
 def read_lines(
-    frame: bytes, at: int, dictionary: Dictionary, most: int
+    frame: bytes, at: int, string_table: StringTable, most: int
 ) -> tuple[PackedLines, int]: ...
 def read_shares(
     frame: bytes,
     at: int,
-    dictionary: Dictionary,
+    string_table: StringTable,
     services: dict[str, dict[str, dict[str, Share]]],
     most: int,
 ) -> int: ...

@@ -5,8 +5,8 @@ What stands around them (kinds, heads, names of services) is `frames`' matter. E
 checked against the bytes that are left before anything is made of it; numbers are finite, from 0
 to 1e18; an entry is one that was introduced.
 
-`Introduced` is the dictionary at the end that writes. A share that comes out of an assignment
-(`GivenShares`) names its bucket by number, in rising order, and so does the list of the buckets
+`Introduced` is the string table at the end that writes. A share that comes out of an assignment
+(`PackedShares`) names its bucket by number, in rising order, and so does the list of the buckets
 that the other end knows: to find the entries is one walk along both.
 """
 
@@ -16,10 +16,10 @@ from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.packed._shares cimport GivenShares, safe_of
-from sluicegate.quota.packed._report_lines cimport Dictionary, Packed, PackedLines
-from sluicegate.quota.packed._bucket_ids cimport Register
-from sluicegate.quota.packed._gil cimport take_turns
+from sluicegate.quota.packed._shares cimport PackedShares, safe_of
+from sluicegate.quota.packed._report_lines cimport PackedLine, PackedLines, StringTable
+from sluicegate.quota.packed._bucket_ids cimport BucketIds
+from sluicegate.quota.packed._gil cimport yield_gil_periodically
 from sluicegate.quota.messages import Share
 from sluicegate.quota.wire._buffer cimport Buffer, as_bytes, dispose, put, put_name, room_for
 
@@ -27,7 +27,7 @@ __all__ = ["Introduced", "read_entries", "read_lines", "read_shares"]
 
 cdef extern from *:
     """
-    /* A dictionary begins anew when it has so many entries for each one that is in use. */
+    /* A string table begins anew when it has so many entries for each one that is in use. */
     #define SPARSE 4
     #define FEW 1000
     /* Or when its entries are used in another order than they have, but not too often. */
@@ -93,20 +93,20 @@ cdef str _name(bytes frame, Py_ssize_t at, Py_ssize_t most, str what):
         raise ProtocolError(f"{what} is {data[at + 1 : at + 1 + size]!r}, expected UTF-8") from error
 
 
-def read_entries(bytes frame not None, Py_ssize_t at, Dictionary dictionary not None, bounds, Py_ssize_t most):
-    """Add the new entries that stand at `at` to the dictionary, `most` of them; where they end."""
+def read_entries(bytes frame not None, Py_ssize_t at, StringTable string_table not None, bounds, Py_ssize_t most):
+    """Add the new entries that stand at `at` to the string table, `most` of them; where they end."""
     cdef const char *data = frame
     cdef Py_ssize_t most_users = bounds.users, name_bytes = bounds.name_bytes
     cdef unsigned char form
     cdef str service = None, user = None, resource
     cdef unsigned int count = _count(
-        frame, at, 3, min(most, bounds.entries - dictionary.count), "new entries"
+        frame, at, 3, min(most, bounds.entries - string_table.count), "new entries"
     )
     cdef unsigned int i
     resources = {}  # there are few of them: one string for each will do
     at += 4
     for i in range(count):
-        take_turns(i + 1)
+        yield_gil_periodically(i + 1)
         if at >= len(frame):
             _cut(frame)
         form = data[at]
@@ -119,29 +119,29 @@ def read_entries(bytes frame not None, Py_ssize_t at, Dictionary dictionary not 
         if form & HAS_USER:
             user = _name(frame, at, name_bytes, "user")
             at += 1 + <unsigned char> data[at]
-            dictionary.users += 1
-            if dictionary.users > most_users:
-                raise ProtocolError(f"there are {dictionary.users} users, expected at most {most_users}")
+            string_table.user_count += 1
+            if string_table.user_count > most_users:
+                raise ProtocolError(f"there are {string_table.user_count} users, expected at most {most_users}")
         if service is None or user is None:
             raise ProtocolError("the first new entry of the frame has no service or no user, expected both")
         resource = _name(frame, at, name_bytes, "resource")
         at += 1 + <unsigned char> data[at]
-        dictionary.add(service, user, resources.setdefault(resource, resource))
+        string_table.add(service, user, resources.setdefault(resource, resource))
     return at
 
 
-def read_lines(bytes frame not None, Py_ssize_t at, Dictionary dictionary not None, Py_ssize_t most):
+def read_lines(bytes frame not None, Py_ssize_t at, StringTable string_table not None, Py_ssize_t most):
     """The lines that stand at `at`, at most so many, and where they end."""
     cdef const char *data = frame
     cdef const char *here
     cdef const char *end = data + len(frame)
-    cdef unsigned int count = _count(frame, at, 5, min(most, dictionary.count), "lines"), whole
+    cdef unsigned int count = _count(frame, at, 5, min(most, string_table.count), "lines"), whole
     cdef long long number = -1
     cdef unsigned char form
-    cdef PackedLines lines = PackedLines(dictionary)
-    cdef Packed *line
+    cdef PackedLines lines = PackedLines(string_table)
+    cdef PackedLine *line
     cdef Py_ssize_t size
-    lines.reserve(count)
+    lines.allocate(count)
     here = data + at + 4
     for _ in range(count):
         if here >= end:
@@ -154,14 +154,14 @@ def read_lines(bytes frame not None, Py_ssize_t at, Dictionary dictionary not No
             _cut(frame)
         here += 1
         line = &lines.lines[lines.count]
-        memset(line, 0, sizeof(Packed))
+        memset(line, 0, sizeof(PackedLine))
         number += 1
         if form & HAS_NUMBER:
             memcpy(&whole, here, 4)
             number = whole
             here += 4
-        if number >= dictionary.count:
-            raise ProtocolError(f"a line is of entry {number}, expected a number below {dictionary.count}")
+        if number >= string_table.count:
+            raise ProtocolError(f"a line is of entry {number}, expected a number below {string_table.count}")
         line.entry = <int> number
         if form & CONSUMED_REAL:
             memcpy(&line.consumed, here, 8)
@@ -190,11 +190,11 @@ def read_lines(bytes frame not None, Py_ssize_t at, Dictionary dictionary not No
             here += 8
         if not (0.0 <= line.settled <= line.consumed <= MOST and 0.0 <= line.held <= MOST):
             raise ProtocolError(
-                f"a line of {dictionary[line.entry]!r} has consumed {line.consumed!r}, settled {line.settled!r}, "
+                f"a line of {string_table[line.entry]!r} has consumed {line.consumed!r}, settled {line.settled!r}, "
                 f"held {line.held!r}: expected amounts from 0 to {MOST:g}, settled not above consumed"
             )
         lines.count += 1
-    lines.arrange()
+    lines.group_by_service()
     return lines, here - data
 
 
@@ -212,7 +212,7 @@ cdef inline Py_ssize_t _line_size(unsigned char form) noexcept:
 
 
 def read_shares(
-    bytes frame not None, Py_ssize_t at, Dictionary dictionary not None, dict services not None, Py_ssize_t most
+    bytes frame not None, Py_ssize_t at, StringTable string_table not None, dict services not None, Py_ssize_t most
 ):
     """Put the shares that stand at `at` into the users of their services; where they end."""
     cdef const char *data = frame
@@ -233,9 +233,9 @@ def read_shares(
         at += 8
         if count * <Py_ssize_t> 8 > len(frame) - at:
             _cut(frame)
-        if first + <Py_ssize_t> count > dictionary.count:
+        if first + <Py_ssize_t> count > string_table.count:
             raise ProtocolError(
-                f"a share is of entry {first + <Py_ssize_t> count - 1}, expected a number below {dictionary.count}"
+                f"a share is of entry {first + <Py_ssize_t> count - 1}, expected a number below {string_table.count}"
             )
         for number in range(first, first + count):
             memcpy(&amount, data + at, 4)
@@ -244,16 +244,16 @@ def read_shares(
             at += 8
             if not (0.0 <= amount <= <float> MOST and 0.0 <= safe <= <float> MOST):
                 raise ProtocolError(f"a share is ({amount!r}, {safe!r}), expected amounts from 0 to {MOST:g}")
-            service = dictionary.found[number].service
+            service = string_table.refs[number].service
             if service != last_service:
-                users = services.get(dictionary.services[service])
+                users = services.get(string_table.services[service])
                 if users is None:
                     raise ProtocolError(
-                        f"a share is of the service {dictionary.services[service]!r}, expected one of this quota"
+                        f"a share is of the service {string_table.services[service]!r}, expected one of this quota"
                     )
                 last_service = service
                 last_user = None
-            user, resource = dictionary.names[number]
+            user, resource = string_table.names[number]
             if user is not last_user:
                 shares = users.get(user)
                 if shares is None:
@@ -264,7 +264,7 @@ def read_shares(
                 share = made[both] = Share(amount, safe)
             shares[resource] = share
             done += 1
-            take_turns(done)
+            yield_gil_periodically(done)
     return at
 
 
@@ -299,7 +299,7 @@ cdef class KnownBuckets:
         return low
 
     cdef int learn(self, dict fresh) except -1:
-        """Take in bucket -> (serial, entry); they replace what the numbers stood for before."""
+        """Take in bucket -> (generation, entry); they replace what the numbers stood for before."""
         cdef Py_ssize_t i = 0, j = 0
         cdef int bucket
         cdef Known *merged
@@ -308,7 +308,7 @@ cdef class KnownBuckets:
         merged = <Known *> malloc((self.count + len(fresh)) * sizeof(Known))
         if merged == NULL:
             raise MemoryError
-        for new_bucket, (serial, entry) in sorted(fresh.items()):
+        for new_bucket, (generation, entry) in sorted(fresh.items()):
             bucket = new_bucket
             while i < self.count and self.known[i].bucket < bucket:
                 merged[j] = self.known[i]
@@ -316,7 +316,7 @@ cdef class KnownBuckets:
                 j += 1
             if i < self.count and self.known[i].bucket == bucket:
                 i += 1
-            merged[j] = Known(bucket, serial, entry)
+            merged[j] = Known(bucket, generation, entry)
             j += 1
         while i < self.count:
             merged[j] = self.known[i]
@@ -329,7 +329,7 @@ cdef class KnownBuckets:
 
 
 cdef class Introduced:
-    """The dictionary of one direction of a connection, at the end that writes."""
+    """The string table of one direction of a connection, at the end that writes."""
 
     def __cinit__(self):
         self.entries = self.packed_numbers = NULL
@@ -353,7 +353,7 @@ cdef class Introduced:
         self.buckets = {}
         self.count = self.users = self.frames = 0
         self.is_ragged = False
-        self.packed_dictionary = None
+        self.source_table = None
         self.packed_count = 0
         self.settle()
         return 0
@@ -404,25 +404,25 @@ cdef class Introduced:
         return found
 
     cdef int number_given(
-        self, str service, GivenShares shares, int *entries, Py_ssize_t begin, Py_ssize_t end
+        self, str service, PackedShares shares, int *entries, Py_ssize_t begin, Py_ssize_t end
     ) except -1:
         """Find the entries of the shares from `begin` to `end`; -1 where a bucket was forgotten since."""
         cdef KnownBuckets buckets = self.buckets.get(service)
-        cdef Register register = shares.register
+        cdef BucketIds bucket_ids = shares.bucket_ids
         cdef Known *known
         cdef Py_ssize_t i, at = 0, count
         cdef int bucket, last = INT_MAX
-        cdef unsigned int serial
+        cdef unsigned int generation
         cdef dict fresh = {}
-        if buckets is None or buckets.register is not register:
+        if buckets is None or buckets.bucket_ids is not bucket_ids:
             buckets = self.buckets[service] = KnownBuckets()
-            buckets.register = register
+            buckets.bucket_ids = bucket_ids
         known = buckets.known
         count = buckets.count
         for i in range(begin, end):
-            bucket = shares.given[i].bucket
-            serial = register.serials[bucket]
-            if serial == 0 or <int> (serial - shares.last) > 0:
+            bucket = shares.packed[i].bucket
+            generation = bucket_ids.generations[bucket]
+            if generation == 0 or <int> (generation - shares.last_generation) > 0:
                 entries[i] = -1
                 continue
             if bucket <= last:
@@ -430,14 +430,14 @@ cdef class Introduced:
             last = bucket
             while at < count and known[at].bucket < bucket:
                 at += 1
-            if at < count and known[at].bucket == bucket and known[at].serial == serial:
+            if at < count and known[at].bucket == bucket and known[at].generation == generation:
                 entries[i] = known[at].entry
             elif bucket in fresh:
                 entries[i] = fresh[bucket][1]
             else:
-                user, resource = register.names[bucket]
+                user, resource = bucket_ids.names[bucket]
                 entries[i] = self.introduce(service, user, resource)
-                fresh[bucket] = (serial, entries[i])
+                fresh[bucket] = (generation, entries[i])
         buckets.learn(fresh)
         return 0
 
@@ -450,8 +450,8 @@ cdef class Introduced:
         cdef Py_ssize_t used = 0
         cdef int *grown
         for _, users in parts:
-            if type(users) is GivenShares:
-                used += (<GivenShares> users).count
+            if type(users) is PackedShares:
+                used += (<PackedShares> users).count
             else:
                 used += sum(map(len, users.values()))
         if used > self.most_entries:
@@ -471,10 +471,10 @@ cdef class Introduced:
     def number_shares(self, list parts not None):
         """Find the entries of some more shares, for some milliseconds; whether all have theirs."""
         cdef Py_ssize_t end, begun = self.fresh_count
-        cdef GivenShares given
+        cdef PackedShares given
         while self.part < len(parts) and self.fresh_count - begun < FRESH_AT_ONCE:
             service, users = parts[self.part]
-            if type(users) is GivenShares:
+            if type(users) is PackedShares:
                 given = users
                 end = min(given.count, self.of_part + FRESH_AT_ONCE)
                 self.number_given(service, given, self.entries + self.numbered, self.of_part, end)
@@ -503,7 +503,7 @@ cdef class Introduced:
         return False
 
     def end_shares(self, list parts not None):
-        """What was written; and whether the dictionary begins anew."""
+        """What was written; and whether the string table begins anew."""
         cdef Buffer buffer
         cdef unsigned int runs
         memset(&buffer, 0, sizeof(Buffer))
@@ -529,11 +529,11 @@ cdef class Introduced:
         cdef unsigned int runs = 0
         cdef int expected = -1
         cdef int *entries = self.entries
-        cdef GivenShares given
+        cdef PackedShares given
         cdef float[2] share  # amount and safe
         put(buffer, &runs, 4)
         for _, users in parts:
-            if type(users) is GivenShares:
+            if type(users) is PackedShares:
                 given = users
                 room_for(buffer, 8 * given.count)
                 for i in range(given.count):
@@ -541,8 +541,8 @@ cdef class Introduced:
                         if entries[at] != expected:
                             run = _begin_run(buffer, run, entries[at], 8 * (given.count - i))
                             runs += 1
-                        share[0] = given.given[i].amount
-                        share[1] = safe_of(&given.given[i])
+                        share[0] = given.packed[i].amount
+                        share[1] = safe_of(&given.packed[i])
                         memcpy(buffer.data + buffer.size, share, 8)
                         buffer.size += 8
                         expected = entries[at] + 1
@@ -563,7 +563,7 @@ cdef class Introduced:
         return runs
 
     def lines(self, lines not None):
-        """Write new entries and lines of a report; and whether the dictionary begins anew."""
+        """Write new entries and lines of a report; and whether the string table begins anew."""
         cdef PackedLines packed
         cdef Py_ssize_t used, i
         cdef Buffer buffer
@@ -616,12 +616,12 @@ cdef class Introduced:
 
     cdef int _number_lines(self, PackedLines packed) except -1:
         """Find the entries here of all entries there, in `packed_numbers`."""
-        cdef Dictionary dictionary = packed.dictionary
-        cdef Py_ssize_t i, room = len(dictionary)
+        cdef StringTable string_table = packed.string_table
+        cdef Py_ssize_t i, room = len(string_table)
         cdef int *grown
         cdef int entry
-        if self.packed_dictionary is not dictionary:
-            self.packed_dictionary = dictionary
+        if self.source_table is not string_table:
+            self.source_table = string_table
             self.packed_count = 0
         if room > self.packed_room:
             room += room // 2
@@ -630,32 +630,32 @@ cdef class Introduced:
                 raise MemoryError
             self.packed_numbers = grown
             self.packed_room = room
-        while self.packed_count < len(dictionary):
+        while self.packed_count < len(string_table):
             self.packed_numbers[self.packed_count] = -1
             self.packed_count += 1
         for i in range(packed.count):
-            take_turns(i + 1)
+            yield_gil_periodically(i + 1)
             entry = packed.lines[i].entry
             if self.packed_numbers[entry] < 0:
-                service = dictionary.services[dictionary.found[entry].service]
-                user, resource = dictionary.names[entry]
+                service = string_table.services[string_table.refs[entry].service]
+                user, resource = string_table.names[entry]
                 numbers = self.numbers.setdefault(service, {})
                 self.packed_numbers[entry] = self.number(service, numbers, user, resource)
         return 0
 
 
 cdef PackedLines packed_lines(lines):
-    """Lines in dicts, with a dictionary of their own."""
-    cdef Dictionary dictionary = Dictionary()
-    cdef PackedLines packed = PackedLines(dictionary)
-    cdef Packed *line
-    packed.reserve(sum(len(resources) for users in lines.values() for resources in users.values()))
+    """Lines in dicts, with a string table of their own."""
+    cdef StringTable string_table = StringTable()
+    cdef PackedLines packed = PackedLines(string_table)
+    cdef PackedLine *line
+    packed.allocate(sum(len(resources) for users in lines.values() for resources in users.values()))
     for service, users in lines.items():
         for user, resources in users.items():
             for resource, (consumed, rejected, requests, settled, held) in resources.items():
                 line = &packed.lines[packed.count]
-                line.entry = <int> len(dictionary)
-                dictionary.add(service, user, resource)
+                line.entry = <int> len(string_table)
+                string_table.add(service, user, resource)
                 line.consumed = consumed
                 line.rejected = <unsigned int> (<unsigned long long> rejected)
                 line.requests = <unsigned int> (<unsigned long long> requests)
@@ -687,7 +687,7 @@ cdef inline bint _is_whole(double value) noexcept:
     return 0.0 <= value < 4294967296.0 and value == floor(value)
 
 
-cdef int _write_line(Buffer *buffer, int entry, int expected, Packed *line) except -1:
+cdef int _write_line(Buffer *buffer, int entry, int expected, PackedLine *line) except -1:
     cdef double consumed = line.consumed, settled = line.settled, held = line.held
     cdef unsigned int number = <unsigned int> entry, whole, refused = line.rejected, served = line.requests
     cdef unsigned char form = 0

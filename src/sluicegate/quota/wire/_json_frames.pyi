@@ -2,7 +2,7 @@ from typing import NoReturn
 
 from typing_extensions import disjoint_base
 
-from sluicegate.quota.packed._shares import GivenShares
+from sluicegate.quota.packed._shares import PackedShares
 from sluicegate.quota.packed._report_lines import PackedLines
 from sluicegate.quota.wire.bounds import Bounds
 
@@ -16,4 +16,4 @@ class TextEntries:
     def parse(self, frame: bytes, begin: int, bounds: Bounds) -> tuple[PackedLines, int]: ...
 
 def find_lines(frame: bytes) -> int: ...
-def write_users(shares: GivenShares, *, is_classic: bool = False) -> bytes: ...
+def write_users(shares: PackedShares, *, is_classic: bool = False) -> bytes: ...

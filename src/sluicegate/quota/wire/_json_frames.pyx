@@ -16,8 +16,8 @@ from libc.stdio cimport snprintf
 from libc.string cimport memcmp, memcpy, memset
 
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.packed._shares cimport Given, GivenShares, given_of, safe_of
-from sluicegate.quota.packed._report_lines cimport Dictionary, Packed, PackedLines
+from sluicegate.quota.packed._shares cimport PackedShare, PackedShares, pack_share, safe_of
+from sluicegate.quota.packed._report_lines cimport PackedLine, PackedLines, StringTable
 from sluicegate.quota.wire._buffer cimport Buffer, PyUnicode_AsUTF8AndSize, as_bytes, dispose, put, room_for
 from sluicegate.quota.wire.validation import amount, fail, name, whole
 
@@ -29,7 +29,7 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
-    /* The dictionary begins anew when it has so many entries for each one that is in use. */
+    /* The string table begins anew when it has so many entries for each one that is in use. */
     #define SPARSE 4
     #define FEW 1000
     """
@@ -66,7 +66,7 @@ cdef inline unsigned int _requests(what, value) except? 0xFFFFFFFF:
 cdef class TextEntries:
     """The entries of one connection's text frames."""
 
-    cdef Dictionary dictionary
+    cdef StringTable string_table
     cdef dict numbers  # service -> user -> resource -> entry
 
     def __cinit__(self):
@@ -76,19 +76,19 @@ cdef class TextEntries:
         raise TypeError("entries belong to one connection: they cannot be copied")
 
     cdef int _begin(self) except -1:
-        self.dictionary = Dictionary()
+        self.string_table = StringTable()
         self.numbers = {}
         return 0
 
     def __len__(self):
-        return self.dictionary.count
+        return self.string_table.count
 
     def pack(self, lines, bounds):
         """Check what stood under `lines` in a report, and pack it."""
         cdef Py_ssize_t name_bytes = bounds.name_bytes, most = bounds.resources
         cdef Py_ssize_t count = 0, left = bounds.users
         cdef PackedLines packed
-        cdef Packed *line
+        cdef PackedLine *line
         cdef dict resources, numbers, users_numbers
         if type(lines) is not dict or len(lines) > bounds.services:
             fail("lines", lines, f"an object of at most {bounds.services} services")
@@ -103,10 +103,10 @@ cdef class TextEntries:
                 count += len(<dict> of_user)
         if count > bounds.lines:
             fail("the number of lines", count, f"at most {bounds.lines}")
-        if self.dictionary.count > max(FEW, SPARSE * count):
+        if self.string_table.count > max(FEW, SPARSE * count):
             self._begin()
-        packed = PackedLines(self.dictionary)
-        packed.reserve(count)
+        packed = PackedLines(self.string_table)
+        packed.allocate(count)
         for service, users in lines.items():
             users_numbers = self.numbers.setdefault(service, {})
             for user, of_user in (<dict> users).items():
@@ -120,20 +120,20 @@ cdef class TextEntries:
                     entry = numbers.get(resource)
                     if entry is None:
                         _check_name("resource", resource, name_bytes)
-                        entry = numbers[resource] = self.dictionary.count
-                        self.dictionary.add(service, user, resource)
+                        entry = numbers[resource] = self.string_table.count
+                        self.string_table.add(service, user, resource)
                     line = &packed.lines[packed.count]
                     line.entry = entry
                     self._line(line, values)
                     packed.count += 1
-        packed.arrange()
+        packed.group_by_service()
         return packed
 
     def parse(self, bytes frame not None, Py_ssize_t begin, bounds):
         """As `pack`, straight from the bytes of a frame, from `begin` on; and where the lines end.
 
         A report names its users in about the order of the one before: the entry that is next in
-        the dictionary is tried first, and only if it is another one the name is looked up.
+        the string table is tried first, and only if it is another one the name is looked up.
         """
         cdef Text text
         cdef Py_ssize_t most = 0, i, users_left = bounds.users, entry = -1
@@ -151,10 +151,10 @@ cdef class TextEntries:
             most += data[i] == 91
         if most > bounds.lines:
             raise ProtocolError(f"the report has {most} lines, expected at most {bounds.lines}")
-        if self.dictionary.count > max(FEW, SPARSE * most):
+        if self.string_table.count > max(FEW, SPARSE * most):
             self._begin()
-        packed = PackedLines(self.dictionary)
-        packed.reserve(most)
+        packed = PackedLines(self.string_table)
+        packed.allocate(most)
         goes_on = _begins(&text, "an object of services")
         while goes_on:
             _next(&text)
@@ -172,7 +172,7 @@ cdef class TextEntries:
                 entry = self._parse_user(&text, packed, service, users, entry, bounds)
                 more_users = _goes_on(&text, 125)
             goes_on = _goes_on(&text, 125)
-        packed.arrange()
+        packed.group_by_service()
         return packed, text.here - data
 
     cdef Py_ssize_t _parse_user(
@@ -180,20 +180,20 @@ cdef class TextEntries:
     ) except -2:
         """One user and his resources. `entry` is the last one that was met, and is returned."""
         cdef const char *name_at
-        cdef Dictionary dictionary = self.dictionary
-        cdef Packed *line
+        cdef StringTable string_table = self.string_table
+        cdef PackedLine *line
         cdef str user = None, resource
         cdef tuple expected
         cdef dict numbers = None
         cdef Py_ssize_t size
         cdef bint is_plain, goes_on
-        cdef int service_number = dictionary.service_numbers.get(service, -1)
+        cdef int service_number = string_table.service_numbers.get(service, -1)
         _next(text)
         name_at = text.here
         is_plain = _skip_string(text, "a user")
         size = text.here - name_at - 2
-        if is_plain and entry + 1 < dictionary.count and dictionary.found[entry + 1].service == service_number:
-            expected = <tuple> dictionary.names[entry + 1]
+        if is_plain and entry + 1 < string_table.count and string_table.refs[entry + 1].service == service_number:
+            expected = <tuple> string_table.names[entry + 1]
             if _is(<str> expected[0], name_at + 1, size):
                 user = <str> expected[0]
         if user is None:
@@ -207,8 +207,8 @@ cdef class TextEntries:
             is_plain = _skip_string(text, "a resource")
             size = text.here - name_at - 2
             entry += 1
-            if is_plain and entry < dictionary.count and dictionary.found[entry].service == service_number:
-                expected = <tuple> dictionary.names[entry]
+            if is_plain and entry < string_table.count and string_table.refs[entry].service == service_number:
+                expected = <tuple> string_table.names[entry]
                 if not (_is(<str> expected[1], name_at + 1, size) and (expected[0] is user or expected[0] == user)):
                     expected = None
             else:
@@ -223,11 +223,11 @@ cdef class TextEntries:
                 number = numbers.get(resource)
                 if number is None:
                     _check_name("resource", resource, bounds.name_bytes)
-                    if dictionary.count >= 2 * bounds.entries:
+                    if string_table.count >= 2 * bounds.entries:
                         raise ProtocolError(f"a connection may name {bounds.entries} entries, expected no more")
-                    number = numbers[resource] = dictionary.count
-                    dictionary.add(service, user, resource)
-                    service_number = dictionary.service_numbers[service]
+                    number = numbers[resource] = string_table.count
+                    string_table.add(service, user, resource)
+                    service_number = string_table.service_numbers[service]
                 entry = number
             _expect(text, 58, "a colon")
             _expect(text, 91, "a line: [consumed, rejected, requests, settled, held]")
@@ -249,7 +249,7 @@ cdef class TextEntries:
             goes_on = _goes_on(text, 125)
         return entry
 
-    cdef int _line(self, Packed *line, values) except -1:
+    cdef int _line(self, PackedLine *line, values) except -1:
         cdef list numbers
         if type(values) is not list or len(<list> values) < 5:
             fail("a line", values, "[consumed, rejected, requests, settled, held]")
@@ -532,7 +532,7 @@ cdef int _put_text(Buffer *buffer, str text) except -1:
     return 0
 
 
-cdef int _put_share(Buffer *buffer, str resource, const Given *given, bint is_classic) except -1:
+cdef int _put_share(Buffer *buffer, str resource, const PackedShare *given, bint is_classic) except -1:
     """A resource and its share, and a comma."""
     cdef char *here
     cdef char *begin
@@ -556,21 +556,21 @@ cdef int _put_share(Buffer *buffer, str resource, const Given *given, bint is_cl
     return 0
 
 
-def write_users(GivenShares shares not None, *, bint is_classic=False):
+def write_users(PackedShares shares not None, *, bint is_classic=False):
     """The object of user -> resource -> [amount, safe]; of the amount alone, if it is classic."""
     cdef Buffer buffer
     cdef Py_ssize_t i, count = shares.count
-    cdef Given *given = shares.given
-    cdef Given one
-    cdef unsigned int *serials = shares.register.serials
-    cdef list names = shares.register.names
+    cdef PackedShare *given = shares.packed
+    cdef PackedShare one
+    cdef unsigned int *generations = shares.bucket_ids.generations
+    cdef list names = shares.bucket_ids.names
     cdef set seen = set()
     cdef dict late = {}
     cdef str last = None, user
     cdef tuple entry
     # A user whose shares do not stand together got some after he had asked: the later ones count.
     for i in range(count):
-        if serials[given[i].bucket] == 0 or <int> (serials[given[i].bucket] - shares.last) > 0:
+        if generations[given[i].bucket] == 0 or <int> (generations[given[i].bucket] - shares.last_generation) > 0:
             continue
         user = <str> (<tuple> names[given[i].bucket])[0]
         if user is not last:
@@ -581,7 +581,7 @@ def write_users(GivenShares shares not None, *, bint is_classic=False):
             last = user
     if late:
         for i in range(count):
-            if serials[given[i].bucket] == 0 or <int> (serials[given[i].bucket] - shares.last) > 0:
+            if generations[given[i].bucket] == 0 or <int> (generations[given[i].bucket] - shares.last_generation) > 0:
                 continue
             entry = <tuple> names[given[i].bucket]
             if entry[0] in late:
@@ -592,7 +592,7 @@ def write_users(GivenShares shares not None, *, bint is_classic=False):
         room_for(&buffer, 64 * count + 2)
         put(&buffer, b"{", 1)
         for i in range(count):
-            if serials[given[i].bucket] == 0 or <int> (serials[given[i].bucket] - shares.last) > 0:
+            if generations[given[i].bucket] == 0 or <int> (generations[given[i].bucket] - shares.last_generation) > 0:
                 continue
             entry = <tuple> names[given[i].bucket]
             user = <str> entry[0]
@@ -613,7 +613,7 @@ def write_users(GivenShares shares not None, *, bint is_classic=False):
             _put_text(&buffer, user)
             put(&buffer, b":{", 2)
             for resource, (given_amount, safe) in resources.items():
-                one = given_of(0, given_amount, safe)
+                one = pack_share(0, given_amount, safe)
                 _put_share(&buffer, resource, &one, is_classic)
             buffer.size -= 1
             put(&buffer, b"},", 2)

@@ -1,10 +1,10 @@
 """Binary frames: kinds, heads and names; their bulk is `_frames`' matter.
 
 Numbers are little-endian. A frame begins with its kind and its flags; a name is a byte with its
-length and so many bytes of UTF-8. Each direction of a connection has a dictionary: an *entry* is
+length and so many bytes of UTF-8. Each direction of a connection has a string table: an *entry* is
 a (service, user, resource); a frame that uses new ones introduces them first, and they are
 numbered in order, so that a line or a share names its entry by number, and the one after the
-line before by nothing at all. A flag says that the dictionary begins anew. docs/protocol.md has
+line before by nothing at all. A flag says that the string table begins anew. docs/protocol.md has
 it byte by byte.
 
 So frames must be read in the order they were written, and none may be left out: what is not to
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota, Share
-from sluicegate.quota.packed._report_lines import Dictionary
+from sluicegate.quota.packed._report_lines import StringTable
 from sluicegate.quota.wire._binary import Introduced, read_entries, read_lines, read_shares
 from sluicegate.quota.wire.bounds import Bounds
 from sluicegate.quota.wire.validation import amount, fail, name, time, whole
@@ -26,7 +26,7 @@ __all__ = ["FrameReader", "FrameWriter"]
 
 _REPORT, _ASK, _ACK, _QUOTA = 1, 2, 3, 4  # the kinds
 
-_ANEW = 1  # flag of a report and a quota: the dictionary begins anew
+_ANEW = 1  # flag of a report and a quota: the string table begins anew
 _LEAVING = 2  # of a report
 _WHOLE = 2  # of a quota
 _LEADS = 1  # of an ack
@@ -43,7 +43,7 @@ class FrameReader:
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._dictionary = Dictionary()
+        self._string_table = StringTable()
         self._frame = b""
         self._at = 0
 
@@ -108,8 +108,8 @@ class FrameReader:
     def _introduce(self, flags: int, most: int) -> None:
         """Take in the new entries of a frame."""
         if flags & _ANEW:
-            self._dictionary = Dictionary()
-        self._at = read_entries(self._frame, self._at, self._dictionary, self._bounds, most)
+            self._string_table = StringTable()
+        self._at = read_entries(self._frame, self._at, self._string_table, self._bounds, most)
 
     # Messages
 
@@ -119,7 +119,7 @@ class FrameReader:
         boot, sequence, since, epoch, slot, sent, settled_slot = self._take(_REPORT_HEAD)
         most = self._bounds.lines
         self._introduce(flags, most)
-        lines, self._at = read_lines(self._frame, self._at, self._dictionary, most)
+        lines, self._at = read_lines(self._frame, self._at, self._string_table, most)
         return Report(
             node,
             whole("boot", boot),
@@ -172,7 +172,9 @@ class FrameReader:
                 shares[resource] = amount("newcomers", self._take(_F64)[0])
         self._introduce(flags, self._bounds.entries)
         users: dict[str, dict[str, dict[str, Share]]] = {service: {} for service in newcomers}
-        self._at = read_shares(self._frame, self._at, self._dictionary, users, self._bounds.entries)
+        self._at = read_shares(
+            self._frame, self._at, self._string_table, users, self._bounds.entries
+        )
         order = list(users)
         for _ in range(self._count("free users", _U32, 4, self._bounds.entries)):
             (number,) = self._take(_U16)

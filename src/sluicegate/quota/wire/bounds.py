@@ -16,8 +16,8 @@ class Bounds(NamedTuple):
     frame_bytes: int = 16 << 20
     lines: int = 50_000  # of a report, and entries that it introduces: it is booked in one go
     asked: int = 20_000  # users of an ask
-    users: int = 200_000  # in a dictionary
-    entries: int = 800_000  # shares of a quota, entries of a dictionary
+    users: int = 200_000  # in a string table
+    entries: int = 800_000  # shares of a quota, entries of a string table
     services: int = 1000  # in one frame
     resources: int = 1000  # of one user
     name_bytes: int = 200

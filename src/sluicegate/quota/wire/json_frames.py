@@ -15,7 +15,7 @@ from typing import Any
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota, Share
 from sluicegate.quota.packed._report_lines import PackedLines
-from sluicegate.quota.packed._shares import GivenShares
+from sluicegate.quota.packed._shares import PackedShares
 from sluicegate.quota.wire._json_frames import TextEntries, find_lines, write_users
 from sluicegate.quota.wire.bounds import Bounds
 from sluicegate.quota.wire.validation import amount, fail, flag, name, time, whole
@@ -92,7 +92,9 @@ def write_classic(quota: Mapping[str, ServiceQuota], slot: int, bounds: Bounds =
 
 def _check_size(quota: Mapping[str, ServiceQuota], bounds: Bounds) -> None:
     """Text is written in one go, so there is a bound."""
-    shares = sum(part.users.count for part in quota.values() if isinstance(part.users, GivenShares))
+    shares = sum(
+        part.users.count for part in quota.values() if isinstance(part.users, PackedShares)
+    )
     if shares > _SHARES * bounds.lines:
         raise ValueError(
             f"text may have {_SHARES * bounds.lines} shares, got {shares}: binary frames take more"
@@ -100,7 +102,7 @@ def _check_size(quota: Mapping[str, ServiceQuota], bounds: Bounds) -> None:
 
 
 def _users(part: ServiceQuota, *, is_classic: bool = False) -> str:
-    if isinstance(part.users, GivenShares):
+    if isinstance(part.users, PackedShares):
         return write_users(part.users, is_classic=is_classic).decode()
     if is_classic:
         return _text(

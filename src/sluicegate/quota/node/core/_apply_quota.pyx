@@ -18,7 +18,7 @@ from sluicegate.quota.node.core._shared_header cimport service_number
 from sluicegate.quota.node.core._user_table cimport AGAIN, UserTable, set_time
 from sluicegate.quota.node.core._user_keys cimport is_overflow_name, make_user_key
 from sluicegate.quota.node.core._report_tracker cimport ReportTracker, UserTotals, acknowledge_user
-from sluicegate.quota.packed._gil cimport take_turns
+from sluicegate.quota.packed._gil cimport yield_gil_periodically
 from sluicegate.quota.node.core._admission cimport (
     USER_WORDS, ResourceCell, UserRecord, WindowInfo, find_cell, get_or_add_cell, init_record, must_keep,
 )
@@ -48,7 +48,7 @@ def put_shares(UserTable user_table not None, double time, service, users, *, lo
             if _has_record(user_table, &key):
                 _put_shares(user_table, time, service, &key, key_owner, shares, slot, version)
         done += 1
-        take_turns(done)
+        yield_gil_periodically(done)
 
 
 cdef bint _has_record(UserTable user_table, Key *key) except -1:
@@ -128,7 +128,7 @@ def put_settled(UserTable user_table not None, ReportTracker tracker not None):
         if user.changed_sequence <= tracker.settled:
             del tracker.unsettled[user]
         done += 1
-        take_turns(done)
+        yield_gil_periodically(done)
 
 
 cdef int _put_settled(UserTable user_table, UserTotals user) except -1:

@@ -4,7 +4,7 @@
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from sluicegate.quota.packed._report_lines cimport Dictionary, PackedLines
+from sluicegate.quota.packed._report_lines cimport PackedLines, StringTable
 from sluicegate.quota.node.core._admission cimport MAX_CELLS, ResourceCell, UserRecord
 
 cdef enum:
@@ -22,7 +22,7 @@ cdef struct ResourceTotal:
     uint32_t requests
     uint32_t changed_sequence  # the first report that has the newest change
     uint32_t first_sequence  # the first report that has it; 0: none yet
-    int entry                # in the dictionary of the lines; -1: none yet
+    int entry                # in the string table of the lines; -1: none yet
     uint8_t pending          # how many of `pending_consumed` and `pending_sequence` are set
     uint8_t resource
 
@@ -57,7 +57,7 @@ cdef class ReportTracker:
     cdef dict unsettled       # of which a leader has still something to acknowledge
     cdef object _service_name
     cdef object _resource_name
-    cdef Dictionary _dictionary
+    cdef StringTable _string_table
     cdef Py_ssize_t _entries_in_use
     cdef int update(
         self, uint64_t service, bytes key, UserRecord *record, ResourceCell *cells, int count, uint32_t window,

@@ -23,7 +23,7 @@ from collections import deque
 
 from libc.string cimport memset
 
-from sluicegate.quota.packed._gil cimport take_turns
+from sluicegate.quota.packed._gil cimport yield_gil_periodically
 from sluicegate.quota.node.core._admission cimport MAX_TOTAL
 
 from sluicegate.quota.messages import Report
@@ -97,7 +97,7 @@ cdef class ReportTracker:
         self.unsettled = {}
         self._service_name = service_name
         self._resource_name = resource_name
-        self._dictionary = Dictionary()
+        self._string_table = StringTable()
 
     def __len__(self):
         return sum(map(len, self._users.values()))
@@ -204,7 +204,7 @@ cdef class ReportTracker:
             if user.has_reservations():
                 self.with_reservations[user] = None
             done += 1
-            take_turns(done)
+            yield_gil_periodically(done)
         self.sequence += 1
         made = {}
         reports = []
@@ -243,7 +243,7 @@ cdef class ReportTracker:
         deferred = []
         for user in self._since(since):
             done += 1
-            take_turns(done)
+            yield_gil_periodically(done)
             for i in range(user.count):
                 lines += user.totals[i].changed_sequence > since
             if lines > MAX_LINES:
@@ -279,7 +279,7 @@ cdef class ReportTracker:
             for i in range(user.count):
                 lines += user.totals[i].changed_sequence > since
             done += 1
-            take_turns(done)
+            yield_gil_periodically(done)
         return lines
 
     def pop_idle(self):
@@ -329,11 +329,11 @@ cdef class ReportTracker:
         self._renumber()
         for user in users:
             count += user.count
-        lines = PackedLines(self._dictionary)
-        lines.reserve(count)
+        lines = PackedLines(self._string_table)
+        lines.allocate(count)
         for user in users:
             done += 1
-            take_turns(done)
+            yield_gil_periodically(done)
             if user.changed_sequence > self.sequence - 1:
                 continue  # it was deferred
             for i in range(user.count):
@@ -341,8 +341,8 @@ cdef class ReportTracker:
                 if total.changed_sequence <= since:
                     continue
                 if total.entry < 0:
-                    total.entry = <int> len(self._dictionary)
-                    self._dictionary.add(user.service, user.name, self._resource_name(total.resource))
+                    total.entry = <int> len(self._string_table)
+                    self._string_table.add(user.service, user.name, self._resource_name(total.resource))
                     self._entries_in_use += 1
                 lines.lines[lines.count].consumed = total.consumed
                 lines.lines[lines.count].rejected = total.rejected
@@ -354,16 +354,16 @@ cdef class ReportTracker:
                 lines.lines[lines.count].held = total.reserved
                 lines.lines[lines.count].entry = total.entry
                 lines.count += 1
-        lines.arrange()
+        lines.group_by_service()
         return lines
 
     def _renumber(self):
         """Start a new dictionary when most entries are of users that are forgotten."""
         cdef UserTotals user
         cdef int i
-        if len(self._dictionary) <= MIN_ENTRIES + 2 * self._entries_in_use:
+        if len(self._string_table) <= MIN_ENTRIES + 2 * self._entries_in_use:
             return
-        self._dictionary = Dictionary()
+        self._string_table = StringTable()
         self._entries_in_use = 0
         for users in self._users.values():
             for user in (<dict> users).values():

@@ -15,7 +15,7 @@ from sluicegate.shm._lockfree_table cimport (
 from sluicegate.quota.node.core._shared_header cimport MAX_SERVICES, read_defaults
 from sluicegate.quota.node.core._user_table cimport UserTable, set_time, state_name
 from sluicegate.quota.node.core._report_tracker cimport ReportTracker
-from sluicegate.quota.packed._gil cimport USERS_AT_ONCE, let_others_run
+from sluicegate.quota.packed._gil cimport USERS_PER_YIELD, yield_gil
 from sluicegate.quota.node.core._admission cimport (
     MAX_CELLS, STATE_COUNT, USER_WORDS, ResourceCell, UserRecord, WindowInfo, state_of,
 )
@@ -30,7 +30,7 @@ def collect(UserTable user_table not None, ReportTracker tracker not None, uint3
     user_table.chains.check()
     while bucket < user_table.chains.header.buckets:
         bucket = _collect(user_table, bucket, tracker, window, since)
-        let_others_run()
+        yield_gil()
 
 
 cdef uint64_t _collect(
@@ -43,7 +43,7 @@ cdef uint64_t _collect(
     cdef bint[LONGEST_CHAIN] is_changed
     cdef uint64_t end = user_table.chains.header.buckets
     cdef int i, collected = 0
-    while collected < USERS_AT_ONCE:
+    while collected < USERS_PER_YIELD:
         bucket = user_table.chains.next_used(bucket, end)
         if bucket == end:
             break
@@ -86,7 +86,7 @@ def count_states(UserTable user_table not None, double time):
     user_table.chains.check()
     while bucket < user_table.chains.header.buckets:
         bucket = _count(user_table, bucket, time, counts)
-        let_others_run()
+        yield_gil()
     found = {}
     for service in range(MAX_SERVICES):
         for state in range(<int> STATE_COUNT):
@@ -107,7 +107,7 @@ cdef uint64_t _count(UserTable user_table, uint64_t bucket, double time, int *co
     cdef int i, counted = 0
     set_time(&window, time)
     window.lease = user_table.lease
-    while counted < USERS_AT_ONCE:
+    while counted < USERS_PER_YIELD:
         bucket = user_table.chains.next_used(bucket, end)
         if bucket == end:
             break

@@ -1,4 +1,4 @@
-"""The ledger's book: an assignment, its growth, the booking of reports, memory; the simulator.
+"""A service ledger: an assignment, its growth, the booking of reports, memory; the simulator.
 
 Users ask the nodes for three times their limits. The nodes' demands differ (a fifth each want
 0.2, 0.5, 1, 3 and 10.3 times an even share), so that an assignment takes several rounds to find
@@ -21,8 +21,8 @@ from typing import NamedTuple, TypeVar
 
 from benchmarks.classic import ClassicBook
 from benchmarks.harness import Row, Times, in_fresh_process
-from sluicegate.quota.ledger._node_table import Nodes
-from sluicegate.quota.ledger._service_ledger import Book
+from sluicegate.quota.ledger._node_table import NodeTable
+from sluicegate.quota.ledger._service_ledger import ServiceLedger
 from sluicegate.quota.messages import Line
 from sluicegate.sim import load, run
 
@@ -68,15 +68,17 @@ def demand_of(number: int) -> Demand:
 
 
 class Overloaded:
-    """Our book with so many cells, slot after slot."""
+    """A service ledger with so many cells, slot after slot."""
 
     def __init__(self, cells: int) -> None:
         if cells % USER_CELLS:
             raise ValueError(f"cells must be a multiple of {USER_CELLS}, got {cells!r}")
-        self._nodes = Nodes()
+        self._nodes = NodeTable()
         for node in NODES:
             self._nodes.add(node, 0)
-        self.book = Book(self._nodes, "fair", lambda user, name: (RATE, CAPACITY, 1), first=1)
+        self.ledger = ServiceLedger(
+            self._nodes, "fair", lambda user, name: (RATE, CAPACITY, 1), first=1
+        )
         self._users = [f"user:{number}" for number in range(cells // USER_CELLS)]
         self.slot = 0  # the last that was reported
 
@@ -102,11 +104,11 @@ class Overloaded:
     def record(self, reports: list[Report]) -> None:
         self.slot += 1
         for node, lines in zip(NODES, reports, strict=True):
-            self.book.deduct(self.book.record(node, self.slot, lines, is_known=True))
+            self.ledger.deduct(self.ledger.record(node, self.slot, lines, is_known=True))
             self._nodes.add(node, self.slot)
 
     def assign(self) -> None:
-        self.book.assign(self.slot + 1)
+        self.ledger.assign(self.slot + 1)
 
 
 class ClassicOverloaded:
@@ -220,7 +222,7 @@ def free_bytes() -> int:
 
 
 def booking(cells: int) -> list[Row]:
-    """`record` and `deduct`, from dicts whose strings the book has not seen."""
+    """`record` and `deduct`, from dicts whose strings the service ledger has not seen."""
     ours, peer = Overloaded(cells), ClassicOverloaded(cells)
     ours.report()
     peer.report()

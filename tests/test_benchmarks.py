@@ -49,9 +49,10 @@ def test_the_measured_book_is_overloaded_and_gives_out_its_limits() -> None:
     for _ in range(30):
         subject.report()
         subject.assign()
-    assert subject.book.cells == 400
+    assert subject.ledger.cells == 400
     given = [
-        subject.book.quota(subject.slot + 2, node)["user:1"]["requests"][0] for node in quota.NODES
+        subject.ledger.quota(subject.slot + 2, node)["user:1"]["requests"][0]
+        for node in quota.NODES
     ]
     assert sum(given) == pytest.approx(quota.RATE, rel=0.01)
     # The modest get what they want; the others are cut to one level.

@@ -175,7 +175,7 @@ def test_lines_off_a_wire_can_be_booked_in_another_ledger() -> None:
 
 def test_a_service_of_another_kind_is_told_the_usage() -> None:
     class Counting:
-        def __init__(self, name: str, book: object) -> None:
+        def __init__(self, name: str, service_ledger: object) -> None:
             self.seen: list[dict[str, dict[str, float]]] = []
 
         def consume(self, slot: int, usage: object) -> None:
@@ -189,8 +189,8 @@ def test_a_service_of_another_kind_is_told_the_usage() -> None:
 
     made: list[Counting] = []
 
-    def make(name: str, book: object) -> Counting:
-        made.append(Counting(name, book))
+    def make(name: str, service_ledger: object) -> Counting:
+        made.append(Counting(name, service_ledger))
         return made[-1]
 
     ledger = Ledger([Entry("front", "*", rates=RATES)], services={"front": make})
@@ -218,7 +218,7 @@ def test_to_look_up_the_names_of_a_report_books_nothing() -> None:
     assert isinstance(second, Report)
     ledger.book(START + 1, first)
     before = ledger.consumption_sum(START), ledger.cells
-    assert len(list(ledger.finding(START + 1, second))) > 2
+    assert len(list(ledger.resolve_names(START + 1, second))) > 2
     assert (ledger.consumption_sum(START), ledger.cells) == before
     assert ledger.booked("n", 1) == 1
     assert ledger.book(START + 1, second)

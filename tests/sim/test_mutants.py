@@ -36,7 +36,7 @@ PACKAGE = Path(sluicegate.__file__).parent
 SCENARIOS = Path(__file__).parent / "scenarios"
 SEEDS = range(5 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1)
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-BOOK = "quota/ledger/_service_ledger.pyx"
+SERVICE_LEDGER = "quota/ledger/_service_ledger.pyx"
 USER_TABLE = "quota/node/core/_user_table.pyx"
 ADMISSION = "quota/node/core/_admission.pxd"
 REPORTS = "quota/node/core/_report_tracker.pyx"
@@ -65,7 +65,7 @@ TOO_MUCH_PASSED = broken(r"node-\d+ let .* through in slot .* had a share of")
 MUTANTS = [
     Mutant(
         "nodes that are on their own are taken to spend nothing",
-        BOOK,
+        SERVICE_LEDGER,
         "return cell.safe * (slot - since) if slot > since else 0.0",
         "return 0.0",
         "return",
@@ -73,7 +73,7 @@ MUTANTS = [
     ),
     Mutant(
         "promises are not deducted",
-        BOOK,
+        SERVICE_LEDGER,
         "available = bucket.level + bucket.rate - held - outstanding",
         "available = bucket.level + bucket.rate - held",
         "overload-3x",
@@ -81,7 +81,7 @@ MUTANTS = [
     ),
     Mutant(
         "grants to those who ask are not counted",
-        BOOK,
+        SERVICE_LEDGER,
         "result.append((target, resource, cell.promised[target & 3], cell.safe))",
         """\
 result.append((target, resource, cell.promised[target & 3], cell.safe))
@@ -93,7 +93,7 @@ if not again:
     ),
     Mutant(
         "what running requests hold is not deducted",
-        BOOK,
+        SERVICE_LEDGER,
         "available = bucket.level + bucket.rate - held - outstanding",
         "available = bucket.level + bucket.rate - outstanding",
         "slow-requests.toml",
@@ -109,15 +109,15 @@ if not again:
     ),
     Mutant(
         "a debt is forgotten",
-        BOOK,
-        "bucket.level -= news.consumed",
-        "bucket.level = max(0.0, bucket.level - news.consumed)",
+        SERVICE_LEDGER,
+        "bucket.level -= delta.consumed",
+        "bucket.level = max(0.0, bucket.level - delta.consumed)",
         "partition",
         TOO_MUCH_PROMISED,
     ),
     Mutant(
         "fractions are dropped",
-        BOOK,
+        SERVICE_LEDGER,
         """\
                 wanted = amount * per_request + cell.carry
                 gathered += wanted
@@ -131,7 +131,7 @@ if not again:
     ),
     Mutant(
         "fractions are not carried to the next slot",
-        BOOK,
+        SERVICE_LEDGER,
         "wanted = amount * per_request + cell.carry",
         "wanted = amount * per_request",
         "taking-turns.toml",
@@ -140,7 +140,7 @@ if not again:
     Mutant(
         "a central with empty books takes what is settled as new",
         "quota/ledger/_bucket.pxd",
-        "line.consumed if booking.is_reborn else line.consumed - line.settled",
+        "line.consumed if context.is_new_boot else line.consumed - line.settled",
         "line.consumed",
         "empty-books.toml",
         missed("under"),
@@ -208,7 +208,7 @@ if not again:
         TOO_MUCH_PASSED,
     ),
 ]
-COMPILED_WITH = {ADMISSION: USER_TABLE, "quota/ledger/_bucket.pxd": BOOK}
+COMPILED_WITH = {ADMISSION: USER_TABLE, "quota/ledger/_bucket.pxd": SERVICE_LEDGER}
 NUMBERS = {mutant.fault: number for number, mutant in enumerate(MUTANTS, 1)}
 
 # Appended to each file with a fault in it; two of them may end up in one module.
@@ -355,5 +355,5 @@ def test_the_copy_without_a_fault_passes_the_same_run(
     copy_of: Callable[[str], Path], scenario: str
 ) -> None:
     for seed in SEEDS:
-        run = simulate(copy_of(BOOK), scenario, seed, 0)
+        run = simulate(copy_of(SERVICE_LEDGER), scenario, seed, 0)
         assert run.returncode == 0, run.stdout + run.stderr

@@ -13,7 +13,7 @@ from urllib.parse import urlencode, urlsplit
 
 from sluicegate.errors import ConfigError, Unavailable
 from sluicegate.quota.central.net.tokens import read_tokens
-from sluicegate.quota.ledger.entry import Entry, table_of
+from sluicegate.quota.ledger.entry import Entry, to_dict
 
 __all__ = ["CentralClient", "printable", "read_admin_token"]
 
@@ -61,7 +61,7 @@ class CentralClient:
                 return answer | {"limits": told}
 
     def set(self, entry: Entry) -> dict[str, object]:
-        return self._ask("PUT", {}, table_of(entry))
+        return self._ask("PUT", {}, to_dict(entry))
 
     def remove(self, service: str, user: str) -> dict[str, object]:
         return self._ask("DELETE", {"service": service, "user": user})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sluicegate.quota.central.central import Central
     from sluicegate.quota.central.state import CentralState
     from sluicegate.quota.errors import Throttled
-    from sluicegate.quota.ledger._service_ledger import Book
+    from sluicegate.quota.ledger._service_ledger import ServiceLedger
     from sluicegate.quota.ledger._usage import Usage
     from sluicegate.quota.ledger.entry import Entry, read_entries
     from sluicegate.quota.ledger.ledger import Ledger
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sluicegate.quota.node.node import Node
 
 __all__ = [
-    "Book",
     "BucketService",
     "Central",
     "CentralState",
@@ -39,6 +38,7 @@ __all__ = [
     "NodeState",
     "NodeStatus",
     "Service",
+    "ServiceLedger",
     "Throttled",
     "Usage",
     "installed_services",
@@ -51,7 +51,7 @@ __getattr__ = lazy_exports(
         "sluicegate.quota.central.central": ["Central"],
         "sluicegate.quota.central.state": ["CentralState"],
         "sluicegate.quota.errors": ["Throttled"],
-        "sluicegate.quota.ledger._service_ledger": ["Book"],
+        "sluicegate.quota.ledger._service_ledger": ["ServiceLedger"],
         "sluicegate.quota.ledger._usage": ["Usage"],
         "sluicegate.quota.ledger.entry": ["Entry", "read_entries"],
         "sluicegate.quota.ledger.ledger": ["Ledger"],

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.ledger.entry import Entry, entry_of, read_entries, read_tables, table_of
+from sluicegate.quota.ledger.entry import Entry, parse_entry, read_entries, read_tables, to_dict
 
 _GOOD = """
 [[limit]]
@@ -123,5 +123,5 @@ def test_a_flat_table_means_the_entry_it_was_made_of(
     service: str, user: str, burst_seconds: float, rates: dict[str, float]
 ) -> None:
     entry = Entry(service, user, burst_seconds, rates)
-    assert entry_of(table_of(entry)) == entry
-    assert read_tables([entry, table_of(entry)])[0] == [entry]
+    assert parse_entry(to_dict(entry)) == entry
+    assert read_tables([entry, to_dict(entry)])[0] == [entry]

@@ -452,7 +452,7 @@ def test_users_who_come_and_go_leave_nothing_behind() -> None:
         ledger.assign(slot)
         most = max(most, ledger.cells)
     assert most <= 20 * (60 + 16 + 2)
-    assert len(ledger._books["front"]) <= most  # the buckets that are full go as well
+    assert len(ledger._service_ledgers["front"]) <= most  # the buckets that are full go as well
 
 
 def test_a_bucket_that_was_forgotten_comes_back_full() -> None:
@@ -504,7 +504,7 @@ def test_a_clock_that_steps_back_mints_nothing() -> None:
 class Counting:
     """A service that lets each node pass 7 of everything, and remembers what it was called with."""
 
-    def __init__(self, name: str, book: object) -> None:
+    def __init__(self, name: str, service_ledger: object) -> None:
         self.calls: list[object] = []
 
     def consume(self, slot: int, usage: object) -> None:
@@ -518,7 +518,7 @@ class Counting:
 
 
 class Failing:
-    def __init__(self, name: str, book: object) -> None:
+    def __init__(self, name: str, service_ledger: object) -> None:
         pass
 
     def consume(self, slot: int, usage: object) -> None:
@@ -534,8 +534,8 @@ class Failing:
 def test_a_service_of_ones_own_is_told_of_usage_and_asked_for_quotas() -> None:
     made = []
 
-    def make(name: str, book: object) -> Counting:
-        made.append(Counting(name, book))
+    def make(name: str, service_ledger: object) -> Counting:
+        made.append(Counting(name, service_ledger))
         return made[0]
 
     ledger = Ledger([entry()], services={"front": make})
@@ -570,7 +570,7 @@ def test_a_service_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -
 def test_a_service_that_cannot_be_made_is_replaced_by_the_default(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def make(name: str, book: object) -> BucketService:
+    def make(name: str, service_ledger: object) -> BucketService:
         raise RuntimeError("no")
 
     ledger = Ledger([entry()], services={"front": make})
@@ -737,9 +737,9 @@ def test_a_plug_in_that_does_what_it_must_not_gets_an_error() -> None:
 
     def nosy(user: str, resource: str, budget: float, rate: float, nodes: list) -> list[float]:
         for attempt in (
-            lambda: book.record("n", START, {}),
-            lambda: book.grant(START, "n", "u", ["r"]),
-            lambda: book.assign(START + 5),
+            lambda: service_ledger.record("n", START, {}),
+            lambda: service_ledger.grant(START, "n", "u", ["r"]),
+            lambda: service_ledger.assign(START + 5),
         ):
             with pytest.raises(RuntimeError, match="assignment"):
                 attempt()
@@ -748,15 +748,15 @@ def test_a_plug_in_that_does_what_it_must_not_gets_an_error() -> None:
 
     ledger = Ledger([entry(r=100.0)], assignment=nosy)
     ledger.book(START, report("n", 1, START - 1, u=line(0.0)))
-    book = ledger._books["front"]
+    service_ledger = ledger._service_ledgers["front"]
     other = Ledger([entry(r=100.0)])
     other.book(START, report("n", 1, START - 1, u=line(0.0)))
     ledger.assign(START)
     assert len(seen) == 3
     with pytest.raises(ValueError, match="one that has reported, got 'nobody'"):
-        book.grant(START, "nobody", "u", ["r"])
-    with pytest.raises(ValueError, match="usage must come from this book"):
-        book.deduct(other._books["front"].record("n", START, {}))
+        service_ledger.grant(START, "nobody", "u", ["r"])
+    with pytest.raises(ValueError, match="usage must come from this service ledger"):
+        service_ledger.deduct(other._service_ledgers["front"].record("n", START, {}))
 
 
 def test_a_rule_that_fails_for_one_user_leaves_the_others_their_share(

@@ -14,11 +14,13 @@ rates = st.none() | st.integers(min_value=0, max_value=3)  # None: the entry is 
 slots = st.lists(st.lists(st.tuples(names, rates), max_size=4), max_size=6)
 
 
-def entry_of(name: tuple[str, str], rate: int) -> Entry:
+def make_entry(name: tuple[str, str], rate: int) -> Entry:
     return Entry(*name, rates={"requests": float(rate), "reads": float(rate % 2)})
 
 
-def table_of(entries: dict[tuple[str, str], Entry], base: LimitsTable | None = None) -> LimitsTable:
+def make_table(
+    entries: dict[tuple[str, str], Entry], base: LimitsTable | None = None
+) -> LimitsTable:
     return LimitsTable(entries.values(), 1.0, base)
 
 
@@ -28,8 +30,8 @@ def told(table: LimitsTable) -> object:
         table.version,
         sorted(table.services),
         [table.newcomers(service, 2) for service in SERVICES],
-        [table.terms(service, user, "requests") for service in SERVICES for user in USERS],
-        sorted(table.begun_after(0)),
+        [table.bucket_limit(service, user, "requests") for service in SERVICES for user in USERS],
+        sorted(table.started_after(0)),
     )
 
 
@@ -39,9 +41,9 @@ def test_changed_by_entries_or_made_anew_or_compared_with_its_base(
 ) -> None:
     """In each slot some entries are changed, and then the table takes effect."""
     entries: dict[tuple[str, str], Entry] = {}
-    changed, anew, compared = (table_of(entries) for _ in range(3))
+    changed, anew, compared = (make_table(entries) for _ in range(3))
     for table in (changed, anew, compared):
-        table.begin(1, None)
+        table.activate(1, None)
     for slot, in_slot in enumerate(changes, 2):
         before = changed, anew, compared
         for name, rate in in_slot:
@@ -49,20 +51,20 @@ def test_changed_by_entries_or_made_anew_or_compared_with_its_base(
                 entries.pop(name, None)
                 changed = changed.without(*name)
             else:
-                entries[name] = entry_of(name, rate)
+                entries[name] = make_entry(name, rate)
                 changed = changed.with_entry(entries[name])
-            compared = table_of(entries, compared)
-        anew = table_of(entries)
+            compared = make_table(entries, compared)
+        anew = make_table(entries)
         for table, old in zip((changed, anew, compared), before, strict=True):
             if table is not old:
-                table.begin(slot, old)
+                table.activate(slot, old)
         assert told(changed) == told(anew) == told(compared)
 
 
 def test_a_table_in_force_is_not_changed_by_the_one_made_from_it() -> None:
-    table = table_of({("front", "ann"): entry_of(("front", "ann"), 3)})
-    table.begin(1, None)
+    table = make_table({("front", "ann"): make_entry(("front", "ann"), 3)})
+    table.activate(1, None)
     before = told(table)
-    table.with_entry(entry_of(("front", "bob"), 1)).begin(2, table)
-    table.without("front", "ann").begin(2, table)
+    table.with_entry(make_entry(("front", "bob"), 1)).activate(2, table)
+    table.without("front", "ann").activate(2, table)
     assert told(table) == before

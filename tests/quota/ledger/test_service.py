@@ -13,7 +13,7 @@ PLUGIN = """
 from sluicegate.quota.messages import Share
 
 class Seven:
-    def __init__(self, name, book):
+    def __init__(self, name, service_ledger):
         self.name = name
 
     def consume(self, slot, usage):

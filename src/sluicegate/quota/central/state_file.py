@@ -28,7 +28,7 @@ from pathlib import Path
 
 from sluicegate.errors import ConfigError
 from sluicegate.quota.ledger.ledger import Ledger
-from sluicegate.quota.ledger.snapshot import OtherSlots
+from sluicegate.quota.ledger.snapshot import SlotLengthMismatch
 
 __all__ = ["StateFile"]
 
@@ -67,7 +67,7 @@ class StateFile:
         try:
             epoch = _epoch(raw)
             ledger.restore(raw[_HEAD.size :])
-        except OtherSlots as error:
+        except SlotLengthMismatch as error:
             raise ConfigError(
                 f"state file {self.path} has a different slot length (--slot): {error}; use the "
                 f"same length as before, or choose another file"

@@ -1,8 +1,8 @@
-"""A bucket and its cells, and what can be said and done with one of them alone.
+"""A bucket, its node cells, and the functions that need no more than one of them.
 
-A *bucket* belongs to one user and resource, a *cell* to one bucket on one node. Amounts are in the
-resource's unit; slots in a cell are numbered from the book's first slot on, beginning with 1, so
-that they fit, and 0 is never.
+A `Bucket` belongs to one user and resource, a `NodeCell` to one bucket on one node. Amounts are in
+the resource's unit. A cell stores a slot as its offset from the service ledger's first slot,
+beginning with 1, so that it fits into an int; 0 is never.
 """
 
 from libc.math cimport INFINITY, floor
@@ -16,20 +16,20 @@ cdef extern from *:
     /* Beside its burst, a bucket may hold one request and what comes in while a promise that
        was not used is on its way back. */
     #define ROUND_TRIP_SLOTS 3
-    /* What no report has mentioned for so many slots is forgotten. */
+    /* A cell that no report has mentioned for this many slots is forgotten. */
     #define FORGET_SLOTS 60
-    /* Until all nodes had the time to come, nobody gets more than so much of what he lived on. */
-    #define MOST_GROWTH 1.1
-    /* So long other nodes may take to tell of the time before a bucket was made. */
-    #define WAIT_SLOTS 10
-    /* Sums of fractions may fall short of a whole by so little. */
+    /* During warm-up no node gets more than this multiple of what it consumed before. */
+    #define MAX_GROWTH 1.1
+    /* Nodes may report on the time before a bucket was created for this many slots. */
+    #define LATE_REPORT_SLOTS 10
+    /* Sums of fractions may fall short of a whole by this much. */
     #define SLACK 1e-5
     """
-    const int WAIT_SLOTS
+    const int LATE_REPORT_SLOTS
     const int ROUND_TRIP_SLOTS, FORGET_SLOTS
-    const double WHOLE_REQUESTS, SLACK, MOST_GROWTH
+    const double WHOLE_REQUESTS, SLACK, MAX_GROWTH
 
-cdef struct Cell:
+cdef struct NodeCell:
     double consumed  # the node's total, as far as it is booked
     unsigned int rejected, requests  # likewise
     float promised[4]  # for the slots the node has not reported yet, at slot % 4
@@ -39,25 +39,25 @@ cdef struct Cell:
     float safe  # the share of a slot in which the node is on its own
     float last_consumed, last_rejected  # in the last report that had any
     int node
-    int listed  # the slot of the last report with a line of it (from 1 on); 0: none yet
-    int until  # the last slot of which something is promised (from 1 on)
+    int last_report  # the slot of the last report with a line of this cell (from 1 on); 0: none yet
+    int promised_until  # the last slot for which something is promised (from 1 on)
     float lapsed  # what was promised by a clock that has gone back since, until it reports
-    unsigned int sequence  # of the last report with a line of it; 0: none yet
-    int asked  # the slot in which the node asked for it (from 1 on)
+    unsigned int sequence  # of the last report with a line of this cell; 0: none yet
+    int last_ask  # the slot in which the node last asked for a share (from 1 on)
 
 cdef struct Bucket:
     double level  # what may be spent, after all that is booked; below 0: debt
     double rate  # refill per slot; below 0: no limit
     double capacity
     double held  # by running requests, at the last assignment
-    double spilled  # refill that found the bucket full while some node was still to report
+    double overflowed  # refill that exceeded the ceiling while a report was still outstanding
     double recorded  # all that was ever booked
     double cost  # the mean cost of a request; 0: not known
     long long slot  # up to which it is refilled
-    long long spilled_at  # the last slot whose refill spilled; of what spilled unseen, until when it counts
-    long long born  # the slot in which it was made; before that it was full
-    double unseen  # what was taken to have spilled before it was made
-    Cell *cells  # by node number, rising
+    long long overflowed_slot  # of the last overflow; for one before creation, until when it counts
+    long long created_slot  # the bucket counts as full before this slot
+    double overflowed_before_creation  # the refill before `created_slot` that reports were set against
+    NodeCell *cells  # sorted by node number
     int count, room
 
 
@@ -96,16 +96,16 @@ cdef inline void refill(Bucket *bucket, long long slot) noexcept nogil:
         ceiling = ceiling_of(bucket) + bucket.held
         refilled = bucket.level + bucket.rate * (slot - bucket.slot)
         if refilled > ceiling:
-            bucket.spilled += refilled - ceiling
-            bucket.spilled_at = max(bucket.spilled_at, slot)
+            bucket.overflowed += refilled - ceiling
+            bucket.overflowed_slot = max(bucket.overflowed_slot, slot)
             refilled = ceiling
         bucket.level = refilled
         bucket.slot = slot
 
 
-cdef inline double promised_after(Cell *cell, long long first, long long reported) noexcept nogil:
+cdef inline double promised_after(NodeCell *cell, long long first, long long reported) noexcept nogil:
     """The sum of what is promised for the slots after the one that was reported."""
-    cdef long long last = first + cell.until - 1, slot = max(reported + 1, last - 3)
+    cdef long long last = first + cell.promised_until - 1, slot = max(reported + 1, last - 3)
     cdef double promised = 0.0
     while slot <= last:
         promised += cell.promised[slot & 3]
@@ -113,21 +113,21 @@ cdef inline double promised_after(Cell *cell, long long first, long long reporte
     return promised
 
 
-cdef inline void promise(Cell *cell, long long first, long long slot, float amount) noexcept nogil:
+cdef inline void promise(NodeCell *cell, long long first, long long slot, float amount) noexcept nogil:
     """Promise an amount for a slot. In those that were left out before it, the node lives on its safe share, if any."""
-    cdef long long left_out = max(first + cell.until, slot - 3)
+    cdef long long left_out = max(first + cell.promised_until, slot - 3)
     while left_out < slot:
-        cell.promised[left_out & 3] = cell.safe if cell.until else 0.0
+        cell.promised[left_out & 3] = cell.safe if cell.promised_until else 0.0
         left_out += 1
     cell.promised[slot & 3] = amount
-    cell.until = <int> (slot - first + 1)
+    cell.promised_until = <int> (slot - first + 1)
 
 
 cdef inline bint is_reported(Bucket *bucket) noexcept nogil:
     """Whether any node has told of it yet."""
     cdef int i
     for i in range(bucket.count):
-        if bucket.cells[i].listed:
+        if bucket.cells[i].last_report:
             return True
     return False
 
@@ -154,41 +154,42 @@ cdef inline double part_for_asker(
     return amount
 
 
-cdef struct Booking:  # what holds for all lines of a report
+cdef struct ReportContext:  # what all lines of a report have in common
     long long slot
-    int day  # the slot as it stands in a cell
+    int slot_offset  # the slot as a cell stores it
     int slots  # that it covers
     unsigned int sequence, since
-    bint is_known, is_reborn
-    bint is_from_before  # the first of a node that has lived under another leader
+    bint is_known  # the report before it is booked
+    bint is_new_boot  # an earlier boot of the node is known
+    bint is_handed_over  # the first report of a node that has reported to another leader before
 
-cdef struct News:  # what is new in a line
+cdef struct Delta:  # what a line adds to the totals of its cell
     double consumed
     unsigned int rejected, requests
 
 
-cdef inline void enter(
-    const Booking *booking, Bucket *bucket, Cell *cell, const News *news, double held
+cdef inline void apply_delta(
+    const ReportContext *context, Bucket *bucket, NodeCell *cell, const Delta *delta, double held
 ) noexcept nogil:
-    """Note what is new of a cell: the mean cost, the demand, the refill of its time."""
-    cdef double cost, demand, distance, recovered, request, unseen, new = news.consumed
+    """Update the mean cost, the demand and the refill of a bucket by what a node consumed."""
+    cdef double cost, demand, distance, recovered, request, before_creation, new = delta.consumed
     cdef int older
-    cell.listed = max(cell.listed, booking.day)
-    if news.requests and new > 0.0:
-        cost = new / news.requests
+    cell.last_report = max(cell.last_report, context.slot_offset)
+    if delta.requests and new > 0.0:
+        cost = new / delta.requests
         if bucket.cost == 0.0:
             bucket.cost = cost
         elif cost != bucket.cost:
-            bucket.cost += (cost - bucket.cost) * news.requests / (news.requests + 32.0)
+            bucket.cost += (cost - bucket.cost) * delta.requests / (delta.requests + 32.0)
     request = cost_of_request(bucket)
-    demand = new + max(0.0, held - cell.held) + news.rejected * request
-    if booking.slots > 1:
-        demand /= booking.slots
-    if news.rejected and bucket.cost == 0.0:
+    demand = new + max(0.0, held - cell.held) + delta.rejected * request
+    if context.slots > 1:
+        demand /= context.slots
+    if delta.rejected and bucket.cost == 0.0:
         # Refusals of unknown cost: the node wants more than it had, say as much again.
-        demand += new / booking.slots
+        demand += new / context.slots
     cell.held = <float> held
-    # Within chance the mean is the better guess; a jump beyond it is believed at once. A fall
+    # Within chance the mean is the better estimate; a jump beyond it is believed at once. A fall
     # is taken to go on: traffic that left within the slot has left by the time of the quota.
     distance = demand - cell.demand
     if demand == 0.0 or cell.demand == <float> INFINITY:
@@ -200,48 +201,50 @@ cdef inline void enter(
     else:
         cell.demand = <float> max(0.1 * demand, demand + distance)
     if bucket.rate >= 0.0:
-        refill(bucket, booking.slot)
-    if booking.slots > 1 and bucket.rate > 0.0:
-        # Before the bucket was made it was full, or its books are lost: nodes lived on their shares,
+        refill(bucket, context.slot)
+    if context.slots > 1 and bucket.rate > 0.0:
+        # Before the bucket was created it was full, or its state is lost: nodes consumed their shares,
         # which the refill of that time has covered.
-        unseen = bucket.rate * (bucket.born - 1 - (booking.slot - booking.slots))
-        if unseen > bucket.unseen:
-            bucket.spilled += unseen - bucket.unseen
-            bucket.unseen = unseen
-            bucket.spilled_at = max(bucket.spilled_at, booking.slot + WAIT_SLOTS)
+        before_creation = bucket.rate * (bucket.created_slot - 1 - (context.slot - context.slots))
+        if before_creation > bucket.overflowed_before_creation:
+            bucket.overflowed += before_creation - bucket.overflowed_before_creation
+            bucket.overflowed_before_creation = before_creation
+            bucket.overflowed_slot = max(bucket.overflowed_slot, context.slot + LATE_REPORT_SLOTS)
     # All but the last slot of it is old; and that too, if the bucket has had a later refill.
-    older = booking.slots - 1 + (bucket.slot > booking.slot)
-    if older > 0 and bucket.rate > 0.0 and bucket.spilled_at > booking.slot - booking.slots:
-        # The older part was consumed while refill spilled over that should have covered it.
-        recovered = min(bucket.spilled, new * older / booking.slots)
-        recovered = min(recovered, bucket.rate * (booking.slots - 1 + bucket.slot - booking.slot))
-        bucket.spilled -= recovered
+    older = context.slots - 1 + (bucket.slot > context.slot)
+    if older > 0 and bucket.rate > 0.0 and bucket.overflowed_slot > context.slot - context.slots:
+        # The older part was consumed while the refill that should have covered it overflowed.
+        recovered = min(bucket.overflowed, new * older / context.slots)
+        recovered = min(recovered, bucket.rate * (context.slots - 1 + bucket.slot - context.slot))
+        bucket.overflowed -= recovered
         bucket.level += recovered
-    if new > 0.0 or news.rejected:
+    if new > 0.0 or delta.rejected:
         cell.last_consumed = <float> new
-        cell.last_rejected = <float> news.rejected
+        cell.last_rejected = <float> delta.rejected
         bucket.recorded += new
 
 
-cdef inline News book_line(const Booking *booking, Bucket *bucket, Cell *cell, const PackedLine *line) noexcept nogil:
-    """Bring a cell up to the totals of a line, and tell what is new."""
-    cdef News news
+cdef inline Delta book_line(
+    const ReportContext *context, Bucket *bucket, NodeCell *cell, const PackedLine *line
+) noexcept nogil:
+    """Bring a cell up to the totals of a line; returns what the line added."""
+    cdef Delta delta
     if cell.sequence == 0 or (
-        booking.since >= cell.sequence and booking.sequence - cell.sequence > <unsigned int> FORGET_SLOTS
+        context.since >= cell.sequence and context.sequence - cell.sequence > <unsigned int> FORGET_SLOTS
     ):
-        news.consumed = line.consumed if booking.is_reborn else line.consumed - line.settled
-        news.rejected = line.rejected if booking.is_known or booking.is_reborn else 0
-        news.requests = line.requests if booking.is_known or booking.is_reborn else 0
-        if booking.is_from_before:
-            cell.safe = <float> (news.consumed / booking.slots)  # for all we know, it lives on that
+        delta.consumed = line.consumed if context.is_new_boot else line.consumed - line.settled
+        delta.rejected = line.rejected if context.is_known or context.is_new_boot else 0
+        delta.requests = line.requests if context.is_known or context.is_new_boot else 0
+        if context.is_handed_over:
+            cell.safe = <float> (delta.consumed / context.slots)  # for all we know, it lives on that
     else:
-        news.consumed = max(0.0, line.consumed - cell.consumed)
-        news.rejected = line.rejected - cell.rejected
-        news.requests = line.requests - cell.requests
+        delta.consumed = max(0.0, line.consumed - cell.consumed)
+        delta.rejected = line.rejected - cell.rejected
+        delta.requests = line.requests - cell.requests
     cell.consumed = line.consumed
     cell.rejected = line.rejected
     cell.requests = line.requests
-    cell.sequence = booking.sequence
+    cell.sequence = context.sequence
     cell.lapsed = 0.0
-    enter(booking, bucket, cell, &news, line.held)
-    return news
+    apply_delta(context, bucket, cell, &delta, line.held)
+    return delta

@@ -1,9 +1,9 @@
-cdef class Sums:
+cdef class SlotTotals:
     cdef double *consumed
     cdef double *rejected
     cdef Py_ssize_t room
 
-cdef struct Used:
+cdef struct UsageRow:
     int bucket
     double consumed
     unsigned int rejected, requests
@@ -12,6 +12,6 @@ cdef class Usage:
     cdef readonly str node
     cdef readonly int slots
     cdef list names
-    cdef Used *used
+    cdef UsageRow *rows
     cdef Py_ssize_t count, room
     cdef int push(self, int bucket, double consumed, unsigned int rejected, unsigned int requests) except -1

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""What is new in a report, and what all reports of a slot add up to.
+"""The usage that a report adds, and the totals of all reports of a slot.
 
-Both name a bucket by its number in the book they come from.
+Both refer to a bucket by its number in the service ledger they come from.
 """
 
 from libc.stdlib cimport free, realloc
@@ -10,7 +10,7 @@ from libc.string cimport memset
 __all__ = ["Usage"]
 
 
-cdef class Sums:
+cdef class SlotTotals:
     """What all nodes together consumed and refused in one slot, by bucket."""
 
     def __cinit__(self, Py_ssize_t room):
@@ -44,21 +44,21 @@ cdef class Usage:
         self.node = node
         self.slots = slots
         self.names = names
-        self.used = NULL
+        self.rows = NULL
         self.count = self.room = 0
 
     def __dealloc__(self):
-        free(self.used)
+        free(self.rows)
 
     cdef int push(self, int bucket, double consumed, unsigned int rejected, unsigned int requests) except -1:
-        cdef Used *grown
+        cdef UsageRow *grown
         if self.count == self.room:
-            grown = <Used *> realloc(self.used, max(8, 2 * self.room) * sizeof(Used))
+            grown = <UsageRow *> realloc(self.rows, max(8, 2 * self.room) * sizeof(UsageRow))
             if grown == NULL:
                 raise MemoryError
-            self.used = grown
+            self.rows = grown
             self.room = max(8, 2 * self.room)
-        self.used[self.count] = Used(bucket, consumed, rejected, requests)
+        self.rows[self.count] = UsageRow(bucket, consumed, rejected, requests)
         self.count += 1
         return 0
 
@@ -85,13 +85,13 @@ cdef class Usage:
         cdef Py_ssize_t i
         result = {}
         for i in range(self.count):
-            user, resource = self.names[self.used[i].bucket]
+            user, resource = self.names[self.rows[i].bucket]
             if which == 0:
-                value = self.used[i].consumed
+                value = self.rows[i].consumed
             elif which == 1:
-                value = self.used[i].rejected
+                value = self.rows[i].rejected
             else:
-                value = self.used[i].requests
+                value = self.rows[i].requests
             if value:
                 result.setdefault(user, {})[resource] = value
         return result

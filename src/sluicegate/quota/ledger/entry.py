@@ -1,18 +1,18 @@
-"""The limits as people write them: entries of a TOML file.
+"""Limit entries as configured: how they are read from TOML and from flat tables.
 
     [[limit]]
     service = "front"
-    user = "user_foo"            # "*" = every user that has no entry of his own
+    user = "user_foo"            # "*" = every user without an own entry
     burst_seconds = 10           # how much unused quota may pile up; default 10
     traffic_up = 1048576000      # units per second; any resource name
     database_read = 51200
 
-Every key but `service`, `user` and `burst_seconds` names a resource. One bad entry is told and
-skipped, the others hold: a typing error in one customer's entry must not lift the limits of all.
+Every key but `service`, `user` and `burst_seconds` names a resource. An invalid entry is reported
+and skipped, the others hold: a typing error in one customer's entry must not lift all limits.
 A file that is no TOML at all holds nothing that could be trusted, and raises.
 
 The same flat tables are what functions give, what databases hold and what the HTTP API takes:
-`entry_of` reads one, `read_tables` many, `table_of` writes one. So no resource can be called like
+`parse_entry` reads one, `read_tables` many, `to_dict` writes one. So no resource can be called like
 one of the three keys.
 
 Rates are units per second, burst_seconds are seconds. Names are as long as the wire takes them,
@@ -26,28 +26,28 @@ from dataclasses import dataclass, field
 
 from sluicegate.errors import ConfigError
 
-__all__ = ["Complaint", "Entry", "entry_of", "read_entries", "read_tables", "table_of"]
+__all__ = ["ConfigIssue", "Entry", "parse_entry", "read_entries", "read_tables", "to_dict"]
 
-_LONGEST_NAME = 200
-_LONGEST_SERVICE = 50
-_MOST_RESOURCES = 8  # a node has room for so many of a user
-_LARGEST = 1e15  # amounts up to here are exact to the unit
+_MAX_NAME_BYTES = 200
+_MAX_SERVICE_BYTES = 50
+_MAX_RESOURCES = 8  # a node has room for so many of a user
+_MAX_AMOUNT = 1e15  # amounts up to here are exact to the unit
 _KEYS = ("service", "user", "burst_seconds")
 
 
-class Complaint(str):
-    """What is wrong with an entry that was skipped, and whose it is as far as that can be told."""
+class ConfigIssue(str):
+    """Why an entry was skipped; `owner` is its (service, user) if both are known."""
 
-    whose: tuple[str, str] | None = None
+    owner: tuple[str, str] | None = None
 
     @classmethod
-    def about(cls, table: object, text: str) -> "Complaint":
-        complaint = cls(text)
+    def for_table(cls, table: object, text: str) -> "ConfigIssue":
+        issue = cls(text)
         if isinstance(table, Mapping):
             service, user = table.get("service"), table.get("user")
             if isinstance(service, str) and isinstance(user, str):
-                complaint.whose = service, user
-        return complaint
+                issue.owner = service, user
+        return issue
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,18 @@ class Entry:
     rates: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _name("service", self.service, _LONGEST_SERVICE)
-        _name("user", self.user, _LONGEST_NAME)
+        _name("service", self.service, _MAX_SERVICE_BYTES)
+        _name("user", self.user, _MAX_NAME_BYTES)
         object.__setattr__(self, "burst_seconds", _amount("burst_seconds", self.burst_seconds))
         if not self.rates:
             raise ValueError("rates must name at least one resource, got none")
-        if len(self.rates) > _MOST_RESOURCES:
+        if len(self.rates) > _MAX_RESOURCES:
             raise ValueError(
-                f"rates must name at most {_MOST_RESOURCES} resources, got {len(self.rates)}"
+                f"rates must name at most {_MAX_RESOURCES} resources, got {len(self.rates)}"
             )
         rates = {}
         for resource, rate in self.rates.items():
-            _name("a resource", resource, _LONGEST_NAME)
+            _name("a resource", resource, _MAX_NAME_BYTES)
             if resource in _KEYS:
                 raise ValueError(f"a resource must not be called {', '.join(_KEYS)}: {resource!r}")
             rates[resource] = _amount(resource, rate)
@@ -84,7 +84,7 @@ def read_entries(text: str) -> tuple[list[Entry], list[str]]:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also of a number with 5,000 digits
         raise ConfigError(f"the limits are not valid TOML: {error}") from None
-    faults = [
+    issues = [
         f"expected only [[limit]] tables, got {key!r}; skipped"
         for key in document
         if key != "limit"
@@ -94,36 +94,36 @@ def read_entries(text: str) -> tuple[list[Entry], list[str]]:
         raise ConfigError(f"expected [[limit]] tables, got only {', '.join(map(repr, document))}")
     tables = document.get("limit", [])
     if not isinstance(tables, list):
-        faults.append(f"limit must be a list of tables, [[limit]], got {tables!r}; skipped")
-        return [], faults
+        issues.append(f"limit must be a list of tables, [[limit]], got {tables!r}; skipped")
+        return [], issues
     entries, bad = read_tables(tables)
-    return entries, faults + bad
+    return entries, issues + bad
 
 
 def read_tables(tables: Iterable[object]) -> tuple[list[Entry], list[str]]:
     """The entries of flat tables (or entries as they are), and what is wrong with the others."""
     entries: list[Entry] = []
-    faults: list[str] = []
+    issues: list[str] = []
     first_place: dict[tuple[str, str], int] = {}
     for place, table in enumerate(tables, 1):
         try:
-            entry = table if isinstance(table, Entry) else entry_of(table)
+            entry = table if isinstance(table, Entry) else parse_entry(table)
         except ValueError as error:
-            text = f"limit {place}{_whose(table)}: {error}; skipped"
-            faults.append(Complaint.about(table, text))
+            text = f"limit {place}{_owner_text(table)}: {error}; skipped"
+            issues.append(ConfigIssue.for_table(table, text))
             continue
         earlier = first_place.setdefault((entry.service, entry.user), place)
         if earlier != place:
-            faults.append(
-                f"limit {place}{_whose(table)}: expected one entry for each service and user, "
+            issues.append(
+                f"limit {place}{_owner_text(table)}: expected one entry for each service and user, "
                 f"got a second one after limit {earlier}; skipped"
             )
             continue
         entries.append(entry)
-    return entries, faults
+    return entries, issues
 
 
-def entry_of(table: object) -> Entry:
+def parse_entry(table: object) -> Entry:
     """The entry that a flat table means; ValueError says what is wrong with it."""
     if not isinstance(table, Mapping):
         raise ValueError(f"a limit must be a table, got {table!r}")
@@ -138,7 +138,7 @@ def entry_of(table: object) -> Entry:
     )
 
 
-def table_of(entry: Entry) -> dict[str, str | float]:
+def to_dict(entry: Entry) -> dict[str, str | float]:
     """The flat table that means `entry`."""
     return {
         "service": entry.service,
@@ -148,9 +148,9 @@ def table_of(entry: Entry) -> dict[str, str | float]:
     }
 
 
-def _whose(table: object) -> str:
+def _owner_text(table: object) -> str:
     if isinstance(table, Entry):
-        table = table_of(table)
+        table = to_dict(table)
     if not isinstance(table, Mapping):
         return ""
     return f" (service {table.get('service')!r}, user {table.get('user')!r})"
@@ -175,11 +175,11 @@ def _name(what: str, value: object, longest: int) -> None:
 def _amount(what: str, value: object) -> float:
     # TOML's true is an int to Python, and would be a rate of 1.
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{what} must be a number from 0 to {_LARGEST:g}, got {value!r}")
+        raise ValueError(f"{what} must be a number from 0 to {_MAX_AMOUNT:g}, got {value!r}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not 0 <= number <= _LARGEST:
-        raise ValueError(f"{what} must be a number from 0 to {_LARGEST:g}, got {value!r}")
+    if not 0 <= number <= _MAX_AMOUNT:
+        raise ValueError(f"{what} must be a number from 0 to {_MAX_AMOUNT:g}, got {value!r}")
     return number

@@ -2,7 +2,7 @@
 
 Reports go in (`book`), once a slot everything is given out anew (`assign`), and nodes are told
 (`quota`, `ask`). The ledger knows the nodes, each with the boot and the sequence of its last
-report, and holds a book for each service, which is where the amounts are. It is given the slot
+report, and has a service ledger for each service, which has the amounts. It is given the slot
 and never asks for the time.
 
 Booking is idempotent: a report of our own nodes is booked when its sequence is the highest yet
@@ -22,17 +22,17 @@ from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from sluicegate.errors import ConfigError, ProtocolError
-from sluicegate.quota.ledger._node_table import COLD_NODES, Nodes
-from sluicegate.quota.ledger._service_ledger import MISSED_SLOTS, Book
+from sluicegate.quota.ledger._node_table import COLD_START_NODES, NodeTable
+from sluicegate.quota.ledger._service_ledger import NODE_TIMEOUT_SLOTS, ServiceLedger
 from sluicegate.quota.ledger.entry import Entry
 from sluicegate.quota.ledger.limits_table import LimitsTable
 from sluicegate.quota.ledger.service import BucketService, MakeService, Service, Shares
-from sluicegate.quota.ledger.snapshot import BookDump, OtherSlots, pack, unpack
+from sluicegate.quota.ledger.snapshot import ServiceLedgerDump, SlotLengthMismatch, pack, unpack
 from sluicegate.quota.messages import Ask, Report, ServiceQuota, Share
 from sluicegate.quota.packed._report_lines import PackedLines
 from sluicegate.quota.packed._shares import PackedShares
 
-__all__ = ["Assignment", "Ledger", "Rule", "Sum"]
+__all__ = ["Amounts", "Assignment", "Ledger", "Rule"]
 
 _logger = logging.getLogger("sluicegate.quota")
 
@@ -42,22 +42,22 @@ Rule: TypeAlias = Callable[
     [str, str, float, float, list[tuple[str, float, float, float]]], Iterable[float]
 ]
 Assignment: TypeAlias = str | Rule
-Sum: TypeAlias = dict[str, dict[str, dict[str, float]]]
+Amounts: TypeAlias = dict[str, dict[str, dict[str, float]]]
 
-_MOST_PAST_SLOTS = 3600
+_MAX_HISTORY_SLOTS = 3600
 # A node that nobody has heard of for so long is forgotten, a few of them in each slot.
 _FORGET_NODE_SLOTS = 300
-_FORGET_NODES_AT_ONCE = 4
+_MAX_FORGOTTEN_NODES = 4
 # How many nodes there are is a guess in the first slots.
-_COLD_SLOTS = 2
+_COLD_START_SLOTS = 2
 _CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
-_RETURN_SECONDS = 4.0  # in which nodes find a central that is back: twice their longest back-off
-_LARGEST_NUMBER = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
-_PART_CELLS = 100_000  # are assigned in some 3 ms
-_TERMS_AT_ONCE = 4_000  # are asked for in some 3 ms
-_NAMES_AT_ONCE = 2_000  # are looked up in some 3 ms
-_MOST_COVERED = 86_400  # slots that the first report of a node can tell of
-_CLASSIC_REPORTS = 64  # a classic report that is older than so many slots is not booked
+_RECONNECT_SECONDS = 4.0  # in which nodes find a central that is back: twice their longest back-off
+_MAX_SEQUENCE = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
+_CELLS_PER_STEP = 100_000  # are assigned in some 3 ms
+_LIMITS_PER_STEP = 4_000  # are asked for in some 3 ms
+_NAMES_PER_STEP = 2_000  # are looked up in some 3 ms
+_MAX_COVERED_SLOTS = 86_400  # slots that the first report of a node can tell of
+_CLASSIC_HISTORY_SLOTS = 64  # a classic report that is older than so many slots is not booked
 
 _Result = TypeVar("_Result")
 
@@ -78,15 +78,15 @@ class _KnownNode:
 _values_of = attrgetter(*(field.name for field in fields(_KnownNode)))
 
 
-class _How(TypedDict):
-    """How a report is booked: see `Book.record`."""
+class _BookingOptions(TypedDict):
+    """How a report is booked: see `ServiceLedger.record`."""
 
     slots: int
     sequence: int
     since: int
     is_known: bool
-    is_reborn: bool
-    is_from_before: bool
+    is_new_boot: bool
+    is_handed_over: bool
 
 
 class Ledger:
@@ -107,11 +107,11 @@ class Ledger:
             raise ValueError(
                 f"assignment must be 'fair', 'classic' or a function, got {assignment!r}"
             )
-        if not 1 <= nr_slot <= _MOST_PAST_SLOTS:
-            raise ValueError(f"nr_slot must be from 1 to {_MOST_PAST_SLOTS}, got {nr_slot!r}")
+        if not 1 <= nr_slot <= _MAX_HISTORY_SLOTS:
+            raise ValueError(f"nr_slot must be from 1 to {_MAX_HISTORY_SLOTS}, got {nr_slot!r}")
         self.slot_seconds = slot_seconds
         self.nr_slot = nr_slot
-        self._return_slots = math.ceil(_RETURN_SECONDS / slot_seconds)
+        self._reconnect_slots = math.ceil(_RECONNECT_SECONDS / slot_seconds)
         self.errors: dict[str, int] = {}  # of each service
         self._assignment = assignment
         self._make_services = dict(services or {})
@@ -123,14 +123,14 @@ class Ledger:
         """Know nothing yet."""
         self._first: int | None = None  # the slot in which everything began; none so far
         self._assigned = 0
-        self._nodes = Nodes()
+        self._nodes = NodeTable()
         self._known: dict[str, _KnownNode] = {}
         self._live = 0  # how many of them take part: at the last assignment, and new ones since
-        self._books: dict[str, Book] = {}
+        self._service_ledgers: dict[str, ServiceLedger] = {}
         self._services: dict[str, Service] = {}
         self._reported: dict[int, set[str]] = {}
-        self._parts: Iterator[None] | None = None  # of the assignment that is going on
-        self._changing: Iterator[None] = iter(())  # of limits, as far as it is still to be done
+        self._steps: Iterator[None] | None = None  # of the assignment that is going on
+        self._limit_change: Iterator[None] = iter(())  # of limits, as far as it is still to be done
         self._is_restored = False  # and nothing was booked or assigned since
 
     # Limits
@@ -161,74 +161,76 @@ class Ledger:
             if slot < self._assigned - _CATCH_UP_SLOTS:
                 self._rebase(slot)
             elif self._is_restored or slot > self._assigned + _CATCH_UP_SLOTS:
-                self._come_back(slot)
+                self._resume(slot)
             return
         if not isinstance(slot, int) or not 0 <= slot < 1 << 60:
             raise ValueError(f"slot must be a whole number from 0 up, got {slot!r}")
         self._first = slot
         self._assigned = slot - 1
-        self._table.begin(slot, None)
+        self._table.activate(slot, None)
         self._open_services()
 
     def _rebase(self, slot: int) -> None:
         """The clock has gone back by more than can be waited for."""
         _logger.warning("the clock went back from slot %d to %d", self._assigned, slot)
         self._assigned = slot - 1
-        for _ in self._changing:
+        for _ in self._limit_change:
             pass
-        self._parts = None
+        self._steps = None
         for known in self._known.values():
             known.slot = min(known.slot, slot - 1)
             known.seen = min(known.seen, slot)
-        for book in self._books.values():
-            book.rebase(slot)
+        for service_ledger in self._service_ledgers.values():
+            service_ledger.rebase(slot)
         self._nodes.rebase(slot - 1)
 
-    def _come_back(self, slot: int) -> None:
-        """We were away. Nodes went on with what they had, and come back to us one after the other.
+    def _resume(self, slot: int) -> None:
+        """Resume after an outage. Nodes went on with their last quotas, and reconnect one by one.
 
-        Until then they live on their safe shares, which are not for those who are here already.
+        Until then they consume their safe shares, which are not given to nodes that are back.
         """
         self._finish()
         self._is_restored = False
-        since = self._assigned - MISSED_SLOTS + 1
-        self._nodes.come_back(since, slot, slot + self._return_slots)
+        since = self._assigned - NODE_TIMEOUT_SLOTS + 1
+        self._nodes.resume(since, slot, slot + self._reconnect_slots)
         self._assigned = max(self._assigned, slot - 1)
-        for book in self._books.values():
-            book.come_back(slot)
+        for service_ledger in self._service_ledgers.values():
+            service_ledger.resume(slot)
 
     def _change_limits(self, slot: int) -> Iterator[None]:
         """Bring the next limits into all buckets, some at a time."""
         if self._next_table is None:
             return
         before, self._table = self._table, self._next_table
-        self._table.begin(slot, before)
+        self._table.activate(slot, before)
         self._next_table = None
         self._open_services()
-        for book in list(self._books.values()):
+        for service_ledger in list(self._service_ledgers.values()):
             at: int | None = 0
             while at is not None:
-                at = book.limits_changed(slot, at, _TERMS_AT_ONCE)
+                at = service_ledger.limits_changed(slot, at, _LIMITS_PER_STEP)
                 if at is not None:
                     yield
 
     def _open_services(self) -> None:
         for name in self._table.services:
-            if name not in self._books:
+            if name not in self._service_ledgers:
                 self._open(name)
 
     def _open(self, name: str) -> None:
-        def terms(user: str, resource: str) -> tuple[float, float, int] | None:
-            return self._table.terms(name, user, resource)
+        def limit_of(user: str, resource: str) -> tuple[float, float, int] | None:
+            return self._table.bucket_limit(name, user, resource)
 
         assert self._first is not None
-        book = Book(self._nodes, self._assignment, terms, first=self._first, nr_slot=self.nr_slot)
-        self._books[name] = book
+        service_ledger = ServiceLedger(
+            self._nodes, self._assignment, limit_of, first=self._first, nr_slot=self.nr_slot
+        )
+        self._service_ledgers[name] = service_ledger
         make = self._make_services.get(name, BucketService)
-        service = self._guarded(name, make, name, book)
-        self._services[name] = BucketService(name, book) if service is None else service
+        service = self._call_service(name, make, name, service_ledger)
+        self._services[name] = BucketService(name, service_ledger) if service is None else service
 
-    def _guarded(
+    def _call_service(
         self, name: str, call: Callable[..., _Result], *arguments: object
     ) -> _Result | None:
         """Call into a service. Its error is its own: logged, counted, and None for us."""
@@ -247,17 +249,17 @@ class Ledger:
         False: it was known already, or it takes for granted what is not booked here.
         """
         self.begin(slot)
-        if not 0 <= report.since <= report.sequence < _LARGEST_NUMBER:
+        if not 0 <= report.since <= report.sequence < _MAX_SEQUENCE:
             raise ProtocolError(
                 f"node {report.node!r} sends report {report.sequence!r} since {report.since!r}, "
-                f"expected whole numbers below {_LARGEST_NUMBER}, the second not above the first"
+                f"expected whole numbers below {_MAX_SEQUENCE}, the second not above the first"
             )
         if not isinstance(report.lines, PackedLines):  # those are checked where they are read
             for users in report.lines.values():
-                Book.check(report.node, users)
+                ServiceLedger.check(report.node, users)
         known = self._known.get(report.node)
         is_known = known is not None and known.boot == report.boot
-        is_reborn = known is not None and known.boot < report.boot
+        is_new_boot = known is not None and known.boot < report.boot
         if known is not None and is_known:
             known.seen = max(known.seen, slot)
             if report.sequence <= known.sequence or report.since > known.sequence:
@@ -267,21 +269,21 @@ class Ledger:
             silent = slot - known.booked_in
             covered = max(1, min(min(report.slot, slot) - known.slot, silent + 1))
             known.sequence = report.sequence
-        elif known is not None and not is_reborn:
+        elif known is not None and not is_new_boot:
             return False
         # No slot is over before its time, whatever a node says that lives by a clock of its own.
         reported = min(report.slot, slot if report.leaving or report.epoch >= 0 else slot - 1)
-        # Our books are younger than what it tells.
-        is_from_before = known is None and report.settled_slot >= 0
-        if known is None or is_reborn:
+        # This ledger is younger than the time the report covers.
+        is_handed_over = known is None and report.settled_slot >= 0
+        if known is None or is_new_boot:
             covered = 1
-            if is_from_before:
-                if self._nodes.awaited_until == 0:
-                    self._nodes.awaited_until = slot + self._return_slots
-                covered = min(max(1, reported - report.settled_slot), _MOST_COVERED)
-            if is_reborn:
+            if is_handed_over:
+                if self._nodes.warmup_until == 0:
+                    self._nodes.warmup_until = slot + self._reconnect_slots
+                covered = min(max(1, reported - report.settled_slot), _MAX_COVERED_SLOTS)
+            if is_new_boot:
                 self._drop_cells(report.node)
-            self._live += not is_reborn
+            self._live += not is_new_boot
             known = self._known[report.node] = _KnownNode(
                 report.boot, report.sequence, reported, slot
             )
@@ -289,48 +291,54 @@ class Ledger:
         known.booked_in = slot
         self._nodes.add(report.node, known.slot)
         if report.leaving:
-            self._nodes.add(report.node, slot - MISSED_SLOTS)
+            self._nodes.add(report.node, slot - NODE_TIMEOUT_SLOTS)
         self._note_reported(reported, report.node)
-        how: _How = {
+        options: _BookingOptions = {
             "slots": covered,
             "sequence": report.sequence,
             "since": report.since,
             "is_known": is_known,
-            "is_reborn": is_reborn,
-            "is_from_before": is_from_before,
+            "is_new_boot": is_new_boot,
+            "is_handed_over": is_handed_over,
         }
         if isinstance(report.lines, PackedLines):
-            self._book_packed(report.node, reported, report.lines, how)
+            self._book_packed(report.node, reported, report.lines, options)
         else:
             for name, users in report.lines.items():
-                if name in self._books:
-                    usage = self._books[name].record(report.node, reported, users, **how)
-                    self._guarded(name, self._services[name].consume, reported, usage)
+                if name in self._service_ledgers:
+                    usage = self._service_ledgers[name].record(
+                        report.node, reported, users, **options
+                    )
+                    self._call_service(name, self._services[name].consume, reported, usage)
         if report.leaving:
-            for book in self._books.values():
-                book.release(report.node)
+            for service_ledger in self._service_ledgers.values():
+                service_ledger.cancel_promises(report.node)
         return True
 
-    def _book_packed(self, node: str, slot: int, lines: PackedLines, how: _How) -> None:
+    def _book_packed(
+        self, node: str, slot: int, lines: PackedLines, options: _BookingOptions
+    ) -> None:
         for name, begin, end in lines.ranges:
-            if name not in self._books:
+            if name not in self._service_ledgers:
                 continue
             service = self._services[name]
-            # Ours would do nothing but deduct it: so it can be done on the way.
-            usage = self._books[name].record_packed(
-                node, slot, lines, begin, end, **how, deducts=type(service) is BucketService
+            # BucketService would only deduct the usage, which `record_packed` can do on the way.
+            usage = self._service_ledgers[name].record_packed(
+                node, slot, lines, begin, end, **options, deducts=type(service) is BucketService
             )
             if usage is not None:
-                self._guarded(name, service.consume, slot, usage)
+                self._call_service(name, service.consume, slot, usage)
 
-    def finding(self, slot: int, report: Report) -> Iterator[None]:
-        """Look up the names of a report, in steps of some milliseconds; to book it is quick."""
+    def resolve_names(self, slot: int, report: Report) -> Iterator[None]:
+        """Look up the names of a report in steps of a few milliseconds, so that `book` is quick."""
         self.begin(slot)
         if not isinstance(report.lines, PackedLines):
             return
         for name, at, end in report.lines.ranges:
-            while name in self._books:
-                at = self._books[name].find(report.lines, at, end, slot, _NAMES_AT_ONCE)
+            while name in self._service_ledgers:
+                at = self._service_ledgers[name].resolve(
+                    report.lines, at, end, slot, _NAMES_PER_STEP
+                )
                 if at == end:
                     break
                 yield
@@ -345,15 +353,17 @@ class Ledger:
         known = self._known.get(node)
         return known.sequence if known is not None and known.boot == boot else 0
 
-    def finding_classic(
+    def resolve_classic_names(
         self, slot: int, *tables: Mapping[str, dict[str, dict[str, float]]]
     ) -> Iterator[None]:
-        """As `finding`, of what a classic node tells."""
+        """As `resolve_names`, for the report of a classic node."""
         self.begin(slot)
         for name, users in (item for table in tables for item in table.items()):
             rest = iter(users.items())
-            while name in self._books and (some := list(islice(rest, _NAMES_AT_ONCE // 4))):
-                self._books[name].find_users(some, slot)
+            while name in self._service_ledgers and (
+                some := list(islice(rest, _NAMES_PER_STEP // 4))
+            ):
+                self._service_ledgers[name].resolve_users(some, slot)
                 yield
 
     def book_classic(
@@ -369,37 +379,37 @@ class Ledger:
         `slot` is ours: such a node lives by a clock of its own. False: it was known already.
         """
         self.begin(slot)
-        if sent_in > slot + _CLASSIC_REPORTS:
+        if sent_in > slot + _CLASSIC_HISTORY_SLOTS:
             raise ProtocolError(
-                f"node {node!r} reports in slot {sent_in!r}, expected at most {_CLASSIC_REPORTS} "
-                f"slots after {slot}: its clock is wrong"
+                f"node {node!r} reports in slot {sent_in!r}, expected at most "
+                f"{_CLASSIC_HISTORY_SLOTS} slots after {slot}: check the clock of the node"
             )
         for name in {**consumption, **rejection}:
-            Book.check_slot(node, consumption.get(name, {}), rejection.get(name, {}))
+            ServiceLedger.check_slot(node, consumption.get(name, {}), rejection.get(name, {}))
         told = sent_in - 1
         known = self._known.get(node)
         if known is None:
             known = self._known[node] = _KnownNode(0, 0, told - 1, slot)
             self._live += 1
         age = known.slot - told
-        if age >= _CLASSIC_REPORTS or (age >= 0 and known.booked >> age & 1):
+        if age >= _CLASSIC_HISTORY_SLOTS or (age >= 0 and known.booked >> age & 1):
             return False
         if age < 0:
-            older = known.booked << min(-age, _CLASSIC_REPORTS)
-            known.booked = (older | 1) & ((1 << _CLASSIC_REPORTS) - 1)
+            older = known.booked << min(-age, _CLASSIC_HISTORY_SLOTS)
+            known.booked = (older | 1) & ((1 << _CLASSIC_HISTORY_SLOTS) - 1)
             known.slot = told
         else:
             known.booked |= 1 << age
         known.seen = max(known.seen, slot)
         told = min(told, slot)
-        self._nodes.add(node, min(known.slot, slot), lead=2)
+        self._nodes.add(node, min(known.slot, slot), lead_slots=2)
         self._note_reported(told, node)
         for name in {**consumption, **rejection}:
-            if name in self._books:
-                usage = self._books[name].record_slot(
+            if name in self._service_ledgers:
+                usage = self._service_ledgers[name].record_slot(
                     node, told, consumption.get(name, {}), rejection.get(name, {})
                 )
-                self._guarded(name, self._services[name].consume, told, usage)
+                self._call_service(name, self._services[name].consume, told, usage)
         return True
 
     def _note_reported(self, slot: int, node: str) -> None:
@@ -412,8 +422,8 @@ class Ledger:
         self._reported[slot].add(node)
 
     def _drop_cells(self, node: str) -> None:
-        for book in self._books.values():
-            book.drop_node(node)
+        for service_ledger in self._service_ledgers.values():
+            service_ledger.drop_node(node)
 
     # Giving out
 
@@ -426,7 +436,7 @@ class Ledger:
         for _ in self.assigning(slot, cells=sys.maxsize):
             pass
 
-    def assigning(self, slot: int, cells: int = _PART_CELLS) -> Iterator[None]:
+    def assigning(self, slot: int, cells: int = _CELLS_PER_STEP) -> Iterator[None]:
         """As `assign`, in parts of about so many cells: some milliseconds.
 
         Reports may be booked and asks be answered between two of them; for each bucket it is as
@@ -435,43 +445,44 @@ class Ledger:
         """
         self.begin(slot)
         self._finish()
-        self._changing = self._change_limits(slot)
-        parts = self._parts = chain(self._changing, self._assign_up_to(slot, cells))
-        for _ in parts:
+        self._limit_change = self._change_limits(slot)
+        steps = self._steps = chain(self._limit_change, self._assign_up_to(slot, cells))
+        for _ in steps:
             yield
-            if self._parts is not parts:
+            if self._steps is not steps:
                 break  # it was brought to its end, or the clock went back
         else:
-            self._parts = None
+            self._steps = None
         self._forget_nodes(slot)
         self._live = sum(
-            self.is_live(node, slot) or self._nodes.is_alone(node, slot) for node in self._known
+            self.is_live(node, slot) or self._nodes.is_autonomous(node, slot)
+            for node in self._known
         )
 
     def _finish(self, up_to: int | None = None) -> None:
         """Bring an assignment that is going on to its end; only if it is of a slot `up_to`."""
-        if self._parts is not None and (up_to is None or self._assigned < up_to):
-            for _ in self._parts:
+        if self._steps is not None and (up_to is None or self._assigned < up_to):
+            for _ in self._steps:
                 pass
-            self._parts = None
+            self._steps = None
 
     def _assign_up_to(self, slot: int, cells: int) -> Iterator[None]:
-        for made_up in range(max(self._assigned + 1, slot - _CATCH_UP_SLOTS + 1), slot + 1):
+        for missed in range(max(self._assigned + 1, slot - _CATCH_UP_SLOTS + 1), slot + 1):
             for name, service in list(self._services.items()):
                 if isinstance(service, BucketService):
-                    while self._guarded(name, service.assign_some, made_up, cells) is False:
+                    while self._call_service(name, service.assign_some, missed, cells) is False:
                         yield
                 else:
-                    self._guarded(name, service.assign, made_up)
+                    self._call_service(name, service.assign, missed)
                     yield
-            self._assigned = made_up
+            self._assigned = missed
         self._assigned = max(self._assigned, slot)
 
     def _forget_nodes(self, slot: int) -> None:
         old = (
             node for node, known in self._known.items() if slot - known.seen > _FORGET_NODE_SLOTS
         )
-        for node in list(islice(old, _FORGET_NODES_AT_ONCE)):
+        for node in list(islice(old, _MAX_FORGOTTEN_NODES)):
             self._drop_cells(node)
             self._nodes.remove(node)
             del self._known[node]
@@ -485,7 +496,7 @@ class Ledger:
         }
 
     def _shares(self, name: str, slot: int, node: str) -> Shares:
-        shares = self._guarded(name, self._services[name].quota, slot, node)
+        shares = self._call_service(name, self._services[name].quota, slot, node)
         return shares if isinstance(shares, dict | PackedShares) else {}
 
     def ask(self, slot: int, ask: Ask) -> dict[int, dict[str, ServiceQuota]]:
@@ -537,15 +548,15 @@ class Ledger:
             # By number: so their order is the same when they are numbered anew.
             "nodes": sorted(
                 (
-                    (node, *self._nodes.numbers_of(node), _values_of(known))
+                    (node, *self._nodes.row_of(node), _values_of(known))
                     for node, known in self._known.items()
                 ),
                 key=itemgetter(1),
             ),
         }
         table, first = self._table, self._first  # a table that has begun does not change
-        dumps = {name: book.dump() for name, book in self._books.items()}
-        return lambda: pack(head | {"since": table.begun_after(first)}, dumps)
+        dumps = {name: each.dump() for name, each in self._service_ledgers.items()}
+        return lambda: pack(head | {"since": table.started_after(first)}, dumps)
 
     def restore(self, packed: bytes) -> None:
         """Go on from a snapshot; ConfigError when it cannot be used, and nothing is changed then.
@@ -555,32 +566,32 @@ class Ledger:
         """
         if self._first is not None:
             raise ValueError("only a ledger that has booked nothing yet can be restored")
-        head, books = unpack(packed)
+        head, dumps = unpack(packed)
         if head["slot_seconds"] != self.slot_seconds:
-            raise OtherSlots(
+            raise SlotLengthMismatch(
                 f"the snapshot has slots of {head['slot_seconds']} s, expected {self.slot_seconds}"
             )
         try:
             if head["first"] is not None:
-                self._take_up(head, books)
+                self._load(head, dumps)
         except (ValueError, TypeError, LookupError) as error:
             self._clear()
             raise ConfigError(f"the snapshot makes no sense: {error!r}") from error
 
-    def _take_up(self, head: dict[str, Any], books: dict[str, BookDump]) -> None:
+    def _load(self, head: dict[str, Any], dumps: dict[str, ServiceLedgerDump]) -> None:
         self.begin(head["first"])
-        self._table.took_effect(head["since"])
+        self._table.restore_start_slots(head["since"])
         self._assigned = head["assigned"]
         numbers: dict[int, int] = {}
-        for node, number, reported, lead, known in head["nodes"]:
+        for node, number, reported, lead_slots, known in head["nodes"]:
             self._known[node] = _KnownNode(*known)
-            numbers[number] = self._nodes.add(node, reported, lead)
-        for name, dump in books.items():
-            if name not in self._books:
+            numbers[number] = self._nodes.add(node, reported, lead_slots)
+        for name, dump in dumps.items():
+            if name not in self._service_ledgers:
                 self._open(name)
-            self._books[name].load(*dump, numbers, assigned=self._assigned)
+            self._service_ledgers[name].load(*dump, numbers, assigned=self._assigned)
         self._live = len(self._known)
-        self._nodes.awaited_until = 1  # we know who is to come
+        self._nodes.warmup_until = 1  # we know who is to come
         self._is_restored = True
 
     # Looking
@@ -590,11 +601,11 @@ class Ledger:
 
         At the beginning not all of them have been heard of yet: then it is a guess.
         """
-        is_cold = self._first is None or slot - self._first < _COLD_SLOTS
-        return max(COLD_NODES if is_cold else 1, self._live)
+        is_cold = self._first is None or slot - self._first < _COLD_START_SLOTS
+        return max(COLD_START_NODES if is_cold else 1, self._live)
 
     def is_live(self, node: str, slot: int) -> bool:
-        return node in self._nodes and slot - self._nodes.reported_of(node) < MISSED_SLOTS
+        return node in self._nodes and slot - self._nodes.reported_of(node) < NODE_TIMEOUT_SLOTS
 
     def live_nodes(self, slot: int) -> list[str]:
         """The nodes that have not missed more reports than may happen."""
@@ -617,9 +628,9 @@ class Ledger:
         return f"Ledger(services={self.services}, nodes={len(self._known)}, cells={self.cells})"
 
     @property
-    def books(self) -> Mapping[str, Book]:
-        """The book of each service, to look at."""
-        return self._books
+    def service_ledgers(self) -> Mapping[str, ServiceLedger]:
+        """The service ledger of each service, to read."""
+        return self._service_ledgers
 
     def entry(self, service: str, user: str) -> Entry | None:
         """The limits that hold for a user now: his own, or those of everyone."""
@@ -627,43 +638,46 @@ class Ledger:
 
     @property
     def cells(self) -> int:
-        return sum(book.cells for book in self._books.values())
+        return sum(each.cells for each in self._service_ledgers.values())
 
     def reported(self, slot: int) -> list[str]:
         """The nodes whose report of a slot is booked."""
         return sorted(self._reported.get(slot, ()))
 
-    def consumption_sum(self, slot: int) -> Sum:
+    def consumption_sum(self, slot: int) -> Amounts:
         """service -> user -> resource -> what all nodes together consumed in a slot."""
-        return {name: book.sums_of(slot) for name, book in self._books.items()}
+        return {name: each.totals_of(slot) for name, each in self._service_ledgers.items()}
 
-    def rejection_sum(self, slot: int) -> Sum:
+    def rejection_sum(self, slot: int) -> Amounts:
         """service -> user -> resource -> how many requests all nodes together refused."""
-        return {name: book.sums_of(slot, rejected=True) for name, book in self._books.items()}
+        return {
+            name: each.totals_of(slot, rejected=True)
+            for name, each in self._service_ledgers.items()
+        }
 
     def distribution(self) -> dict[str, dict[str, dict[str, dict[str, dict[str, float]]]]]:
         """service -> user -> resource -> node -> slot_number, consumption, rejection."""
-        return {name: book.distribution() for name, book in self._books.items()}
+        return {name: each.distribution() for name, each in self._service_ledgers.items()}
 
-    def quotas(self, slot: int) -> dict[str, Sum]:
+    def quotas(self, slot: int) -> dict[str, Amounts]:
         """node -> service -> user -> resource -> what was given for a slot."""
-        result: dict[str, Sum] = {}
-        for name, book in self._books.items():
-            for node, users in book.quotas_of(slot).items():
+        result: dict[str, Amounts] = {}
+        for name, each in self._service_ledgers.items():
+            for node, users in each.quotas_of(slot).items():
                 result.setdefault(node, {})[name] = users
         return result
 
     def level(self, service: str, user: str, resource: str, slot: int) -> float | None:
         """What a bucket holds in a slot. None: no limit, or full and forgotten."""
-        book = self._books.get(service)
-        return None if book is None else book.level(user, resource, slot)
+        service_ledger = self._service_ledgers.get(service)
+        return None if service_ledger is None else service_ledger.level(user, resource, slot)
 
     def outstanding(self, service: str, user: str, resource: str) -> float:
         """What is promised of a bucket and not yet reported, and held by running requests."""
-        book = self._books.get(service)
-        return 0.0 if book is None else book.outstanding(user, resource)
+        service_ledger = self._service_ledgers.get(service)
+        return 0.0 if service_ledger is None else service_ledger.outstanding(user, resource)
 
     def recorded(self, service: str, user: str, resource: str) -> float:
         """All that was booked of a bucket."""
-        book = self._books.get(service)
-        return 0.0 if book is None else book.recorded(user, resource)
+        service_ledger = self._service_ledgers.get(service)
+        return 0.0 if service_ledger is None else service_ledger.recorded(user, resource)

@@ -1,8 +1,7 @@
-"""Which limit holds for whom, in units per slot.
+"""An immutable index of all limit entries, which gives a bucket its limit in units per slot.
 
-An entry names a service, a user or `*` (every user without an entry of his own), how much may
-pile up (`burst_seconds`) and a rate for each resource. A resource that stands nowhere has no
-limit.
+An entry names a service, a user or `*` (every user without an own entry), how much may pile up
+(`burst_seconds`) and a rate for each resource. A resource that no entry names has no limit.
 
 To make a table of 100,000 entries takes about half a second, and to compare two of them a tenth
 of that; both belong in a thread. So a table may be made from another one, its base, and remembers
@@ -29,7 +28,9 @@ class LimitsTable:
     ) -> None:
         self._slot_seconds = slot_seconds
         self._first = 0  # the slot in which the first table took effect
-        self._since: dict[str, dict[str, int]] = {}  # by service and user: those begun later
+        self._start_slots: dict[
+            str, dict[str, int]
+        ] = {}  # by service and user: those that started later
         self._entries: dict[str, dict[str, Entry]] = {}
         for entry in entries:
             users = self._entries.setdefault(entry.service, {})
@@ -41,38 +42,38 @@ class LimitsTable:
             users[entry.user] = entry
         # A sum, not a digest of all of them in order: it is the same in any order, and one entry
         # can be taken out of it.
-        self.version = sum(map(_fingerprint, self._each())) % _VERSIONS
+        self.version = sum(map(_fingerprint, self._all_entries())) % _VERSIONS
         self._lowest = {service: _lowest(users) for service, users in self._entries.items()}
         self._base = base  # until it takes effect
-        self._differs = {} if base is None else self._compare(base)
+        self._changed_users = {} if base is None else self._compare(base)
 
     def _compare(self, other: "LimitsTable") -> dict[str, set[str]]:
-        """By service, the users who have an entry in one of the two tables only."""
-        differs = {}
+        """By service, the users that have an entry in only one of the two tables."""
+        changed = {}
         for service in self._entries.keys() | other._entries.keys():
             ours = self._entries.get(service, {})
             theirs = other._entries.get(service, {})
             if ours is not theirs:
                 # One by one: two sets at once would not let another thread in meanwhile.
-                differs[service] = {user for user in ours if user not in theirs}
-                differs[service].update(user for user in theirs if user not in ours)
-        return differs
+                changed[service] = {user for user in ours if user not in theirs}
+                changed[service].update(user for user in theirs if user not in ours)
+        return changed
 
-    def _each(self) -> Iterator[Entry]:
+    def _all_entries(self) -> Iterator[Entry]:
         for users in self._entries.values():
             yield from users.values()
 
     # Another table
 
     def with_entry(self, entry: Entry) -> Self:
-        """A table that has not begun, with `entry` in the place of that of its service and user."""
+        """A table, not active yet, with `entry` in place of that of its service and user."""
         users = dict(self._entries.get(entry.service, {}))
-        before = users.get(entry.user)
+        previous = users.get(entry.user)
         users[entry.user] = entry
-        return self._with(entry.service, entry.user, users, before, entry)
+        return self._with(entry.service, entry.user, users, previous, entry)
 
     def without(self, service: str, user: str) -> Self:
-        """A table that has not begun, without the entry of `service` and `user`."""
+        """A table, not active yet, without the entry of `service` and `user`."""
         users = dict(self._entries.get(service, {}))
         return self._with(service, user, users, users.pop(user, None), None)
 
@@ -85,7 +86,7 @@ class LimitsTable:
         service: str,
         user: str,
         users: dict[str, Entry],
-        before: Entry | None,
+        previous: Entry | None,
         after: Entry | None,
     ) -> Self:
         table = type(self)((), self._slot_seconds)
@@ -94,69 +95,71 @@ class LimitsTable:
         if not users:
             del table._entries[service], table._lowest[service]
         version = self.version
-        version -= 0 if before is None else _fingerprint(before)
+        version -= 0 if previous is None else _fingerprint(previous)
         version += 0 if after is None else _fingerprint(after)
         table.version = version % _VERSIONS
         table._base = self
-        if (before is None) != (after is None):
-            table._differs = {service: {user}}
+        if (previous is None) != (after is None):
+            table._changed_users = {service: {user}}
         return table
 
     # Time
 
-    def begin(self, slot: int, before: "LimitsTable | None") -> None:
+    def activate(self, slot: int, previous: "LimitsTable | None") -> None:
         """Take effect in `slot`. Limits of users who had one go on; the others begin."""
-        if before is None:
+        if previous is None:
             self._first = slot
             return
-        self._first = before._first
-        self._since = {
-            service: since for service, since in before._since.items() if service in self._entries
+        self._first = previous._first
+        self._start_slots = {
+            service: since
+            for service, since in previous._start_slots.items()
+            if service in self._entries
         }
-        for service, names in self._differing(before).items():
+        for service, names in self._changed_since(previous).items():
             users = self._entries.get(service, {})
-            had = before._entries.get(service, {})
+            had = previous._entries.get(service, {})
             if not had:
-                self._since[service] = dict.fromkeys(users, slot)
+                self._start_slots[service] = dict.fromkeys(users, slot)
             elif users:
-                since = self._since[service] = self._since.get(service, {}).copy()
+                since = self._start_slots[service] = self._start_slots.get(service, {}).copy()
                 for user in names:
                     if user not in users:
                         since.pop(user, None)
                     elif user not in had:
                         since[user] = slot
         self._base = None
-        self._differs = {}
+        self._changed_users = {}
 
-    def _differing(self, before: "LimitsTable") -> dict[str, set[str]]:
-        """Whose entries may be in one table only: by way of the bases, if they lead there."""
-        differs: dict[str, set[str]] = {}
+    def _changed_since(self, previous: "LimitsTable") -> dict[str, set[str]]:
+        """The users whose entries may be in only one of the tables, by way of the bases."""
+        changed: dict[str, set[str]] = {}
         table: LimitsTable = self
-        while table is not before:
+        while table is not previous:
             if table._base is None:
-                return self._compare(before)
-            for service, names in table._differs.items():
-                differs[service] = differs.get(service, set()) | names
+                return self._compare(previous)
+            for service, names in table._changed_users.items():
+                changed[service] = changed.get(service, set()) | names
             table = table._base
-        return differs
+        return changed
 
-    def begun_after(self, slot: int | None) -> list[tuple[str, str, int]]:
+    def started_after(self, slot: int | None) -> list[tuple[str, str, int]]:
         """The limits that took effect later than `slot`, and when.
 
         `slot` is not before the first table took effect.
         """
         return [
             (service, user, since)
-            for service, users in self._since.items()
+            for service, users in self._start_slots.items()
             for user, since in users.items()
             if slot is not None and since > slot
         ]
 
-    def took_effect(self, begun: Iterable[tuple[str, str, int]]) -> None:
-        """Take over when limits began, of those that are still here."""
-        for service, user, since in begun:
+    def restore_start_slots(self, started: Iterable[tuple[str, str, int]]) -> None:
+        """Restore the start slots of limits that are still in the table."""
+        for service, user, since in started:
             if user in self._entries.get(service, ()):
-                self._since.setdefault(service, {})[user] = since
+                self._start_slots.setdefault(service, {})[user] = since
 
     # Looking
 
@@ -164,15 +167,17 @@ class LimitsTable:
     def services(self) -> list[str]:
         return list(self._entries)
 
-    def has(self, service: str, user: str) -> bool:
-        """Whether there is an entry of his own."""
+    def has_entry(self, service: str, user: str) -> bool:
+        """Whether `user` has an own entry."""
         return user in self._entries.get(service, ())
 
     def entry(self, service: str, user: str) -> Entry | None:
         users = self._entries.get(service, {})
         return users.get(user) or users.get(_EVERYONE)
 
-    def terms(self, service: str, user: str, resource: str) -> tuple[float, float, int] | None:
+    def bucket_limit(
+        self, service: str, user: str, resource: str
+    ) -> tuple[float, float, int] | None:
         """A bucket's refill per slot, its capacity, and the slot in which its limit began."""
         entry = self.entry(service, user)
         if entry is None or resource not in entry.rates:
@@ -181,7 +186,7 @@ class LimitsTable:
         return (
             rate * self._slot_seconds,
             rate * entry.burst_seconds,
-            self._since.get(service, {}).get(entry.user, self._first),
+            self._start_slots.get(service, {}).get(entry.user, self._first),
         )
 
     def newcomers(self, service: str, nodes: int) -> dict[str, float]:
@@ -195,8 +200,8 @@ class LimitsTable:
 
 def _fingerprint(entry: Entry) -> int:
     """The same for the same entry, in every process."""
-    terms = (entry.service, entry.user, entry.burst_seconds, sorted(entry.rates.items()))
-    return int.from_bytes(hashlib.blake2b(repr(terms).encode(), digest_size=8).digest())
+    values = (entry.service, entry.user, entry.burst_seconds, sorted(entry.rates.items()))
+    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest())
 
 
 def _lowest(users: dict[str, Entry]) -> dict[str, float]:

@@ -1,17 +1,17 @@
 """A service: whose requests are counted together, and the rule by which they are limited.
 
-Services are independent of each other. Each has a book of its own, and an object with three
+Services are independent of each other. Each has a `ServiceLedger`, and an object with three
 methods that the ledger calls: `consume` when a report has come in, `assign` once a slot, and
 `quota` when a node is to be told. The default is `BucketService`. Another one is registered
 under the entry point group `sluicegate.quota.services`, by the name of the service, or handed to
-the ledger; it is made by calling it with the service's name and its book.
+the ledger; it is made by calling it with the service's name and its `ServiceLedger`.
 """
 
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.ledger._service_ledger import Book
+from sluicegate.quota.ledger._service_ledger import ServiceLedger
 from sluicegate.quota.ledger._usage import Usage
 from sluicegate.quota.messages import Share
 from sluicegate.quota.packed._shares import PackedShares
@@ -36,35 +36,37 @@ class Service(Protocol):
         """What `node_id` may let through in the slot after `slot`."""
 
 
-MakeService: TypeAlias = Callable[[str, Book], Service]
+MakeService: TypeAlias = Callable[[str, ServiceLedger], Service]
 
 
 class BucketService:
-    """The default: a bucket per user and resource, given out by the book's rule."""
+    """The default: a bucket per user and resource, assigned by the service ledger's rule."""
 
-    def __init__(self, name: str, book: Book) -> None:
+    def __init__(self, name: str, service_ledger: ServiceLedger) -> None:
         self.name = name
-        self._book = book
+        self._service_ledger = service_ledger
 
     def consume(self, slot: int, usage: Usage) -> None:
-        self._book.deduct(usage)
+        self._service_ledger.deduct(usage)
 
     def assign(self, slot: int) -> None:
-        self._book.assign(slot)
+        self._service_ledger.assign(slot)
 
     def assign_some(self, slot: int, cells: int) -> bool:
         """As `assign`, but by about so many cells at once; True when it is done."""
-        return self._book.assign_some(slot, cells)
+        return self._service_ledger.assign_some(slot, cells)
 
     def quota(self, slot: int, node_id: str) -> Shares:
-        return self._book.quota(slot + 1, node_id)
+        return self._service_ledger.quota(slot + 1, node_id)
 
     def grant(
         self, slot: int, node_id: str, user: str, resources: list[str]
     ) -> dict[int, dict[str, Share]]:
         """Answer a node that asks for a user within `slot`: what it may let through, by slot."""
         answer: dict[int, dict[str, Share]] = {}
-        for target, resource, amount, safe in self._book.grant(slot, node_id, user, resources):
+        for target, resource, amount, safe in self._service_ledger.grant(
+            slot, node_id, user, resources
+        ):
             answer.setdefault(target, {})[resource] = Share(amount, safe)
         return answer
 

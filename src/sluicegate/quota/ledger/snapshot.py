@@ -1,4 +1,4 @@
-"""The bytes of a snapshot: a head and the books, with a sum over all of them.
+"""The format of a ledger snapshot: a head and a dump of each service ledger, with a check sum.
 
     8 bytes   "sgledger"
     4 bytes   the version of this layout, and 4 bytes the size of a cell
@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 from sluicegate.errors import ConfigError
 from sluicegate.quota.ledger._service_ledger import CELL_SIZE
 
-__all__ = ["MAGIC", "VERSION", "BookDump", "OtherSlots", "pack", "unpack"]
+__all__ = ["MAGIC", "VERSION", "ServiceLedgerDump", "SlotLengthMismatch", "pack", "unpack"]
 
-BookDump: TypeAlias = tuple[list[tuple[str, str]], bytes, bytes]
+ServiceLedgerDump: TypeAlias = tuple[list[tuple[str, str]], bytes, bytes]
 
 MAGIC = b"sgledger"
 VERSION = 1
@@ -29,13 +29,13 @@ _START = struct.Struct("=8sIII")
 _LENGTH = struct.Struct("=Q")
 
 
-class OtherSlots(ConfigError):
-    """The snapshot is whole, but of slots of another length."""
+class SlotLengthMismatch(ConfigError):
+    """The snapshot is intact, but has a different slot length."""
 
 
-def pack(head: dict[str, Any], books: dict[str, BookDump]) -> bytes:
+def pack(head: dict[str, Any], dumps: dict[str, ServiceLedgerDump]) -> bytes:
     sections = [json.dumps(head).encode()]
-    for name, (names, numbers, cells) in books.items():
+    for name, (names, numbers, cells) in dumps.items():
         sections += [name.encode(), json.dumps(names).encode(), numbers, cells]
     parts = [part for section in sections for part in (_LENGTH.pack(len(section)), section)]
     crc = 0
@@ -44,8 +44,8 @@ def pack(head: dict[str, Any], books: dict[str, BookDump]) -> bytes:
     return b"".join([_START.pack(MAGIC, VERSION, CELL_SIZE, crc), *parts])
 
 
-def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:
-    """The head and the books of a snapshot, or a ConfigError that says what is wrong with it."""
+def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, ServiceLedgerDump]]:
+    """The head and the dumps of a snapshot, or a ConfigError that says what is wrong with it."""
     if len(packed) < _START.size:
         raise ConfigError(
             f"the snapshot has {len(packed)} bytes, expected {_START.size} or more: it is torn"
@@ -66,7 +66,7 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:
         raise ConfigError(f"the snapshot makes no sense: {error}") from error
 
 
-def _sections(body: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:
+def _sections(body: bytes) -> tuple[dict[str, Any], dict[str, ServiceLedgerDump]]:
     sections = []
     at = 0
     while at < len(body):
@@ -77,8 +77,8 @@ def _sections(body: bytes) -> tuple[dict[str, Any], dict[str, BookDump]]:
     head = json.loads(sections[0])
     if not isinstance(head, dict) or not head.keys() >= _HEAD:
         raise ValueError(f"its head has no {sorted(_HEAD)}")
-    books = {}
+    dumps = {}
     for i in range(1, len(sections), 4):
         name, names, numbers, cells = sections[i : i + 4]
-        books[name.decode()] = [tuple(pair) for pair in json.loads(names)], numbers, cells
-    return head, books
+        dumps[name.decode()] = [tuple(pair) for pair in json.loads(names)], numbers, cells
+    return head, dumps

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sluicegate.quota import Entry
 from sluicegate.quota.central.http import metrics as metrics_module
 from sluicegate.quota.central.http.histogram import Histogram
-from sluicegate.quota.ledger._queries import busiest, count_overshoots, size, used
+from sluicegate.quota.ledger._queries import bucket_count, busiest_users, count_overshoots, usage_of
 from tests.harness.central_without_sockets import Connected, SocketlessCentral
 
 LIMITS = [
@@ -183,16 +183,16 @@ def test_the_busiest_are_found_among_many() -> None:
         for j in range(8)
     }
     central.slot(traffic)
-    book = central.state.ledger.books["front"]
-    assert size(book) == 400
-    ranked = busiest(book, 100, 1, 5)
+    service_ledger = central.state.ledger.service_ledgers["front"]
+    assert bucket_count(service_ledger) == 400
+    ranked = busiest_users(service_ledger, 100, 1, 5)
     assert [user for _, user in ranked] == [f"user-{i}" for i in (49, 48, 47, 46, 45)]
     assert ranked[0][0] == pytest.approx(5.0)
-    assert busiest(book, 100, 10, 1000)[-1][1] == "user-0"
-    assert len(busiest(book, 100, 10, 1000)) == 50
-    assert busiest(book, 50, 10, 5) == []
-    assert used(book, "user-3", 100, 10)["r0"] == (4.0, 0.0, 4.0, 0.0)
-    assert used(book, "nobody", 100, 10) == {}
-    assert sum(count_overshoots(book, 100, [0.0], 0, 400)) == 400
+    assert busiest_users(service_ledger, 100, 10, 1000)[-1][1] == "user-0"
+    assert len(busiest_users(service_ledger, 100, 10, 1000)) == 50
+    assert busiest_users(service_ledger, 50, 10, 5) == []
+    assert usage_of(service_ledger, "user-3", 100, 10)["r0"] == (4.0, 0.0, 4.0, 0.0)
+    assert usage_of(service_ledger, "nobody", 100, 10) == {}
+    assert sum(count_overshoots(service_ledger, 100, [0.0], 0, 400)) == 400
     with pytest.raises(ValueError, match="at most 64, got 65"):
-        count_overshoots(book, 100, [0.0] * 65, 0, 1)
+        count_overshoots(service_ledger, 100, [0.0] * 65, 0, 1)

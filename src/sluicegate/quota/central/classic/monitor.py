@@ -18,12 +18,12 @@ from sluicegate.quota.central.net.connection import Connection
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.ledger._queries import (
     distribution_of,
-    given_to,
-    nodes_given,
-    sums_of,
-    users_of,
+    list_users,
+    nodes_with_quota,
+    read_quota,
+    slot_totals,
 )
-from sluicegate.quota.ledger._service_ledger import Book
+from sluicegate.quota.ledger._service_ledger import ServiceLedger
 
 __all__ = ["Monitor"]
 
@@ -110,34 +110,36 @@ class Monitor:
     def _sums(self, slot: int, *, rejected: bool) -> _Text:
         """By service, user and resource; of all services when there is something of one."""
 
-        def tables(book: Book) -> _Tables:
-            for users in _batches(users_of(book, slot)):
-                yield sums_of(book, slot, users, rejected)
+        def tables(service_ledger: ServiceLedger) -> _Tables:
+            for users in _batches(list_users(service_ledger, slot)):
+                yield slot_totals(service_ledger, slot, users, rejected)
 
         return (yield from self._services(tables))
 
     def _quota(self, slot: int) -> _Text:
         """By node: the quota of nodes that report in a slot, which is for the slot after it."""
-        books = self._state.ledger.books
+        service_ledgers = self._state.ledger.service_ledgers
         nodes = dict.fromkeys(
-            node for book in books.values() for node in nodes_given(book, slot + 1)
+            node
+            for service_ledger in service_ledgers.values()
+            for node in nodes_with_quota(service_ledger, slot + 1)
         )
         return (yield from self._object((node, self._quota_of(slot + 1, node)) for node in nodes))
 
     def _quota_of(self, slot: int, node: str) -> _Text:
         return (
             yield from self._object(
-                (service, self._given(book, slot, node))
-                for service, book in self._state.ledger.books.items()
-                if node in nodes_given(book, slot)
+                (service, self._given(service_ledger, slot, node))
+                for service, service_ledger in self._state.ledger.service_ledgers.items()
+                if node in nodes_with_quota(service_ledger, slot)
             )
         )
 
-    def _given(self, book: Book, slot: int, node: str) -> _Text:
+    def _given(self, service_ledger: ServiceLedger, slot: int, node: str) -> _Text:
         users: dict[str, dict[str, float]] = {}
         at: int | None = 0
         while at is not None:
-            at = given_to(book, slot, node, users, at, 4 * _AT_ONCE)
+            at = read_quota(service_ledger, slot, node, users, at, 4 * _AT_ONCE)
             yield
         tables = (dict(batch) for batch in _batches(users.items()))
         return [b'{"%d":' % slot, *(yield from self._table(tables)), b"}"]
@@ -145,20 +147,22 @@ class Monitor:
     def _distribution(self, slots: range) -> _Text:
         """The last report of each node, where it is of one of these slots."""
 
-        def tables(book: Book) -> _Tables:
-            for users in _batches(users_of(book, None)):
-                yield distribution_of(book, users, slots.start, slots.stop)
+        def tables(service_ledger: ServiceLedger) -> _Tables:
+            for users in _batches(list_users(service_ledger, None)):
+                yield distribution_of(service_ledger, users, slots.start, slots.stop)
 
         return (yield from self._services(tables, include_empty=True))
 
     # Text
 
-    def _services(self, tables: Callable[[Book], _Tables], *, include_empty: bool = False) -> _Text:
+    def _services(
+        self, tables: Callable[[ServiceLedger], _Tables], *, include_empty: bool = False
+    ) -> _Text:
         """The users of each service; nothing if no service has any, unless `include_empty`."""
         written: list[bytes] = []
         is_empty = not include_empty
-        for service, book in list(self._state.ledger.books.items()):
-            users = yield from self._table(tables(book))
+        for service, service_ledger in list(self._state.ledger.service_ledgers.items()):
+            users = yield from self._table(tables(service_ledger))
             is_empty = is_empty and users == [b"{}"]
             written += [b"," if written else b"{", orjson.dumps(service), b":", *users]
         return [] if is_empty or not written else [*written, b"}"]

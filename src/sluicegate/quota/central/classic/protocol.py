@@ -81,7 +81,7 @@ class ClassicReportHandler:
         ledger = self._state.ledger
         slot = self._state.slot(now)
         try:
-            yield from ledger.finding_classic(slot, consumption, rejection)
+            yield from ledger.resolve_classic_names(slot, consumption, rejection)
             ledger.book_classic(slot, node, sent_in, consumption, rejection)
         except ProtocolError as fault:
             raise InvalidMessage("InvalidMessage", str(fault)) from None

@@ -34,7 +34,7 @@ from sluicegate.quota.central.http.responses import ApiError, json_response
 from sluicegate.quota.central.http.usage import full_slot, usage
 from sluicegate.quota.central.sources import NotEditable
 from sluicegate.quota.central.sources.edits import Change, Put, Remove, Replace
-from sluicegate.quota.ledger.entry import Entry, entry_of, read_tables, table_of
+from sluicegate.quota.ledger.entry import Entry, parse_entry, read_tables, to_dict
 
 if TYPE_CHECKING:
     from sluicegate.quota.central.net.connection import Connection
@@ -132,7 +132,7 @@ class _Api:
         limits_sync = self._registry.limits_sync
         return json_response(
             {
-                "limits": [table_of(entry) for entry in entries],
+                "limits": [to_dict(entry) for entry in entries],
                 "total": total,
                 "source": limits_sync.source.name,
                 "editable": limits_sync.source.is_editable,
@@ -299,7 +299,7 @@ def _parse_change(text: bytearray) -> Put | Replace:
     if "limits" in body and "service" not in body:
         return Replace(_parse_entries(body))
     try:
-        return Put(entry_of(body))
+        return Put(parse_entry(body))
     except ValueError as error:
         raise ApiError(422, "InvalidLimit", f"invalid limit: {error}") from None
 

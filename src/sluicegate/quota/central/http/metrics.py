@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 
 from sluicegate.quota.central.http.histogram import Histogram
 from sluicegate.quota.central.net.connection import CLASSIC, V1
-from sluicegate.quota.ledger._queries import count_overshoots, size
+from sluicegate.quota.ledger._queries import bucket_count, count_overshoots
 
 if TYPE_CHECKING:
     from sluicegate.quota.central.net.connections import ConnectionRegistry
@@ -118,16 +118,18 @@ class CentralMetrics:
         self._record_overshoot(registry, slot)
 
     def _record_overshoot(self, registry: "ConnectionRegistry", slot: int) -> None:
-        books = list(registry.state.ledger.books.values())
-        everything = sum(size(book) for book in books)
+        service_ledgers = list(registry.state.ledger.service_ledgers.values())
+        everything = sum(bucket_count(service_ledger) for service_ledger in service_ledgers)
         skipped = self._next_bucket if everything > _MAX_BUCKETS_PER_SLOT else 0
         left = _MAX_BUCKETS_PER_SLOT
-        for book in books:
-            in_book = size(book)
-            if skipped < in_book and left > 0:
-                self._overshoot.add(count_overshoots(book, slot, _OVERSHOOT, skipped, left))
-                left -= min(left, in_book - skipped)
-            skipped = max(0, skipped - in_book)
+        for service_ledger in service_ledgers:
+            in_service = bucket_count(service_ledger)
+            if skipped < in_service and left > 0:
+                self._overshoot.add(
+                    count_overshoots(service_ledger, slot, _OVERSHOOT, skipped, left)
+                )
+                left -= min(left, in_service - skipped)
+            skipped = max(0, skipped - in_service)
         end = self._next_bucket + _MAX_BUCKETS_PER_SLOT
         self._next_bucket = end if end < everything else 0
 

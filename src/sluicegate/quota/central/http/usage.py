@@ -15,7 +15,7 @@ import math
 from collections.abc import Generator
 
 from sluicegate.quota.central.state import CentralState
-from sluicegate.quota.ledger._queries import busiest, used
+from sluicegate.quota.ledger._queries import busiest_users, usage_of
 from sluicegate.quota.ledger.ledger import Ledger
 
 __all__ = ["MEAN_SLOTS", "full_slot", "usage"]
@@ -41,7 +41,7 @@ def usage(
         return [row for row in rows if row["resources"]][:limit]
     ranked: list[tuple[float, str, str]] = []
     for name in services:
-        found = busiest(ledger.books[name], slot, MEAN_SLOTS, limit)
+        found = busiest_users(ledger.service_ledgers[name], slot, MEAN_SLOTS, limit)
         ranked.extend((-score, name, busy) for score, busy in found)
         yield
     rows = []
@@ -53,12 +53,12 @@ def usage(
 
 
 def _row(ledger: Ledger, slot: int, service: str, user: str) -> _Row:
-    book = ledger.books[service]
+    service_ledger = ledger.service_ledgers[service]
     entry = ledger.entry(service, user)
     rates = entry.rates if entry is not None else {}
-    seen = used(book, user, slot, MEAN_SLOTS)
+    seen = usage_of(service_ledger, user, slot, MEAN_SLOTS)
     second = ledger.slot_seconds
-    slots = max(1, min(MEAN_SLOTS, slot - book.first + 1))
+    slots = max(1, min(MEAN_SLOTS, slot - service_ledger.first + 1))
     resources = {}
     for resource in sorted({*rates, *seen}):
         consumed, rejected, consumed_in_all, rejected_in_all = seen.get(resource, (0.0,) * 4)

@@ -189,7 +189,7 @@ class ConnectionRegistry:
 
     def resolve_names(self, now: float, report: Report) -> Iterator[None]:
         """Look up the names of a long report, in steps, before it is handled."""
-        return self.state.ledger.finding(self.state.slot(now), report)
+        return self.state.ledger.resolve_names(self.state.slot(now), report)
 
     def handle(self, now: float, message: Report | Ask) -> None:
         """Process a message of a `sluicegate.v1` node."""

@@ -33,7 +33,7 @@ class Put:
             new if entry.user == new.user and entry.service == new.service else entry
             for entry in entries
         ]
-        if not table.has(new.service, new.user):
+        if not table.has_entry(new.service, new.user):
             changed.append(new)
         return changed, table.with_entry(new)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sluicegate.errors import ConfigError, SluicegateError, Unavailable
-from sluicegate.quota.ledger.entry import Entry, read_tables, table_of
+from sluicegate.quota.ledger.entry import Entry, read_tables, to_dict
 from sluicegate.redis_client import RedisPool
 from sluicegate.redis_client.resp import ErrorReply
 
@@ -130,7 +130,7 @@ def _field(service: str, user: str) -> str:
 def _field_and_value(entry: Entry) -> tuple[str, str]:
     return (
         _field(entry.service, entry.user),
-        json.dumps(table_of(entry), ensure_ascii=False),
+        json.dumps(to_dict(entry), ensure_ascii=False),
     )
 
 

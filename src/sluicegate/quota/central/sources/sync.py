@@ -24,7 +24,7 @@ from sluicegate.errors import ConfigError, SluicegateError
 from sluicegate.quota.central.daemon_thread import run_in_daemon_thread
 from sluicegate.quota.central.sources import LimitsSource, TracksOwnWrites
 from sluicegate.quota.central.sources.edits import Change, LoadedLimits, Put, Remove, Replace
-from sluicegate.quota.ledger.entry import Complaint, Entry, read_tables, table_of
+from sluicegate.quota.ledger.entry import ConfigIssue, Entry, read_tables, to_dict
 from sluicegate.quota.ledger.ledger import Ledger
 
 __all__ = ["LimitsSync", "NoValidLimits", "SourceReading"]
@@ -286,9 +286,9 @@ def _with_last_good(
 ) -> tuple[list[Entry], list[str]]:
     """Keep the last good version of an entry that is bad now: a typo must not lift its limit."""
     bad = {
-        complaint.whose: place
+        complaint.owner: place
         for place, complaint in enumerate(complaints)
-        if isinstance(complaint, Complaint) and complaint.whose is not None
+        if isinstance(complaint, ConfigIssue) and complaint.owner is not None
     }
     if not bad:
         return entries, complaints
@@ -299,7 +299,7 @@ def _with_last_good(
         place = bad.get((entry.service, entry.user))
         if place is not None and (entry.service, entry.user) not in good:
             kept.append(entry)
-            shown[place] = Complaint.about(
-                table_of(entry), f"{shown[place]}: its previous value is kept"
+            shown[place] = ConfigIssue.for_table(
+                to_dict(entry), f"{shown[place]}: its previous value is kept"
             )
     return kept, shown

@@ -6,7 +6,7 @@ It shares nothing with the package, not even the messages: one is what stands in
 them. Where the page leaves a choice to who writes, `Writer` takes one by chance, so that others
 are seen than ours takes. What is no frame, by the page, raises NotAFrame.
 
-Each direction of a connection has a reader and a writer of its own: both keep a dictionary.
+Each direction of a connection has a reader and a writer of its own: both keep a string table.
 """
 
 import math
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 KINDS = {1: "report", 2: "ask", 3: "ack", 4: "quota"}
-FLAGS = {"report": ("anew", "leaving"), "ask": (), "ack": ("leads",), "quota": ("anew", "whole")}
+FLAGS = {"report": ("reset", "leaving"), "ask": (), "ack": ("leads",), "quota": ("reset", "whole")}
 SENDER = {"report": "node", "ask": "node", "ack": "central", "quota": "central"}
 HEAD = {
     "report": "boot:q sequence:I since:I epoch:q slot:q sent:d settled_slot:q",
@@ -71,7 +71,7 @@ class Reader:
         kind = KINDS[number]
         hold(flags < 1 << len(FLAGS[kind]), "flags without a meaning")
         said = {flag: bool(flags >> bit & 1) for bit, flag in enumerate(FLAGS[kind])}
-        if said.pop("anew", False):
+        if said.pop("reset", False):
             self._entries = []
         body = {SENDER[kind]: self._name(), **said}
         for field, code in fields(kind):
@@ -191,9 +191,9 @@ class Writer:
     def write(self, message: Message) -> bytes:
         ((kind, body),) = message.items()
         (number,) = (number for number, name in KINDS.items() if name == kind)
-        if is_anew := "anew" in FLAGS[kind] and self._may():
+        if is_reset := "reset" in FLAGS[kind] and self._may():
             self._numbers, self._introduced = {}, 0
-        body = {"anew": is_anew, "leaving": False, **body}
+        body = {"reset": is_reset, "leaving": False, **body}
         flags = sum(bool(body[flag]) << bit for bit, flag in enumerate(FLAGS[kind]))
         self._frame = bytearray((number, flags))
         self._put_name(body[SENDER[kind]])

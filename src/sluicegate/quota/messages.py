@@ -1,5 +1,4 @@
-"""What a node and a central say to each other, as values; how they are written on a wire is
-elsewhere.
+"""The messages between a node and a central, as values; `wire` encodes them as frames.
 
     node -> every central   Report   after each slot: all totals the central has not acknowledged
     node -> the leader      Ask      within a slot: users the node has no quota for, or has met anew
@@ -27,7 +26,7 @@ node knows how old the `time` beside it is.
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-if TYPE_CHECKING:  # compiled, and made of what stands here
+if TYPE_CHECKING:  # compiled modules, which import this one
     from sluicegate.quota.packed._report_lines import PackedLines
     from sluicegate.quota.packed._shares import PackedShares
 
@@ -92,9 +91,8 @@ class Share(NamedTuple):
 class ServiceQuota(NamedTuple):
     """The shares of one service on one node.
 
-    A user without shares (an empty dict) has no limit: he is free until `Quota.version` changes.
-    A user who does not stand here at all is a newcomer: he has `newcomers`, per slot, until the
-    answer to an Ask.
+    A user without shares (an empty dict) has no limit until `Quota.version` changes. A user who is
+    not listed is a newcomer, with the amounts `newcomers` per slot until the answer to an Ask.
     """
 
     users: "dict[str, dict[str, Share]] | PackedShares"
@@ -104,12 +102,12 @@ class ServiceQuota(NamedTuple):
 class Quota(NamedTuple):
     """What a node may let through in `slot`.
 
-    A whole one replaces all that was said of the slot before; another amends the users in it.
+    A whole one replaces all earlier ones for the slot; another amends the users in it.
     """
 
     central: str
     epoch: int
-    version: int  # of the limits: when it is another, users who were free may be so no more
+    version: int  # of the limits; when it changes, users without a limit must be checked again
     slot: int
     time: float
     nodes: int  # how many nodes the limits are shared by

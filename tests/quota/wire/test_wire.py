@@ -317,7 +317,7 @@ def test_a_node_does_not_write_what_the_central_would_refuse() -> None:
         wire.write(Report("n", 1, 1, -1, 0, 5, 0.5, many))
 
 
-def test_a_dictionary_begins_anew_when_users_come_and_go() -> None:
+def test_the_string_table_is_reset_when_users_come_and_go() -> None:
     bounds = Bounds(users=3000)
     node, central = NodeWire(bounds=bounds), CentralWire(bounds)
     line = Line(1.0, 0, 1, 0.0, 0.0)

@@ -1,13 +1,12 @@
-"""How the messages of `protocol` are written on a websocket: binary frames, or JSON text frames.
+"""Encoding of messages for the websocket: binary frames, or JSON text frames.
 
     node     NodeWire.write(Report | Ask) -> frame      frame -> NodeWire.read -> Ack | Quota
     central  CentralWire.read(frame) -> Report | Ask    CentralWire.write(Ack | Quota) -> frame
 
-There is one of each for every connection, as binary frames refer to what was introduced in the
-frames before them: they must be read in the order they were written, and what has been written
-must be sent. (Who wants to leave out a quota that a newer one has replaced does so before it is
-written.) A frame that makes no sense raises ProtocolError with a reason, and the connection
-is of no use after it. The page docs/protocol.md has the format byte by byte.
+Each connection has one of each, as binary frames refer to string table entries of the frames before
+them: they must be read in the order they were written, and what has been written must be sent.
+(Drop superseded quotas before encoding them.) An invalid frame raises ProtocolError with a reason,
+and the connection cannot be used after it. docs/protocol.md specifies the format.
 """
 
 from collections.abc import Generator
@@ -15,30 +14,30 @@ from collections.abc import Generator
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.wire import json_frames
-from sluicegate.quota.wire._json_frames import TextEntries
+from sluicegate.quota.wire._json_frames import JsonLineReader
 from sluicegate.quota.wire.binary import FrameReader, FrameWriter
 from sluicegate.quota.wire.bounds import SUBPROTOCOL, Bounds
 
 __all__ = ["SUBPROTOCOL", "Bounds", "CentralWire", "NodeWire"]
 
-_USUAL = Bounds()
+_DEFAULT_BOUNDS = Bounds()
 
 
 class CentralWire:
     """The central's end of one connection. Answers in the kind of the last frame it has read."""
 
-    def __init__(self, bounds: Bounds = _USUAL) -> None:
+    def __init__(self, bounds: Bounds = _DEFAULT_BOUNDS) -> None:
         self._bounds = bounds
         self._reader = FrameReader(bounds)
         self._writer = FrameWriter(bounds)
-        self._entries = TextEntries()
+        self._line_reader = JsonLineReader()
         self._is_text = False
 
     def read(self, frame: bytes | str) -> Report | Ask:
-        """What the node has sent; ProtocolError when it makes no sense."""
+        """Read a frame of the node; ProtocolError if it is invalid."""
         self._is_text = isinstance(frame, str)
         if isinstance(frame, str):
-            return json_frames.read_message(frame, self._entries, self._bounds)
+            return json_frames.read_message(frame, self._line_reader, self._bounds)
         message = self._reader.read(frame)
         if not isinstance(message, Report | Ask):
             raise ProtocolError(f"a node sends {type(message).__name__}, expected Report or Ask")
@@ -60,14 +59,14 @@ class CentralWire:
 class NodeWire:
     """The node's end of one connection."""
 
-    def __init__(self, *, binary: bool = True, bounds: Bounds = _USUAL) -> None:
+    def __init__(self, *, binary: bool = True, bounds: Bounds = _DEFAULT_BOUNDS) -> None:
         self._bounds = bounds
         self._reader = FrameReader(bounds)
         self._writer = FrameWriter(bounds)
         self._is_text = not binary
 
     def read(self, frame: bytes | str) -> Ack | Quota:
-        """What the central has sent; ProtocolError when it makes no sense."""
+        """Read a frame of the central; ProtocolError if it is invalid."""
         if isinstance(frame, str):
             return json_frames.read_answer(frame, self._bounds)
         message = self._reader.read(frame)

@@ -3,41 +3,44 @@ from sluicegate.quota.packed._report_lines cimport PackedLines, StringTable
 from sluicegate.quota.packed._bucket_ids cimport BucketIds
 from sluicegate.quota.wire._buffer cimport Buffer
 
-cdef struct Known:  # an entry that the other end knows
+cdef struct KnownBucket:  # a bucket for which the peer has an entry
     int bucket
     unsigned int generation
     int entry
 
 cdef class KnownBuckets:
     cdef BucketIds bucket_ids
-    cdef Known *known  # by bucket, rising
+    cdef KnownBucket *known  # sorted by bucket
     cdef Py_ssize_t count
     cdef Py_ssize_t place_of(self, int bucket) noexcept
-    cdef int learn(self, dict fresh) except -1
+    cdef int merge(self, dict added) except -1
 
-cdef class Introduced:
-    cdef readonly Py_ssize_t count, users
-    cdef Py_ssize_t most_entries, most_users, most_lines, usual, frames
-    cdef bint is_ragged
-    cdef dict numbers  # service -> user -> resource -> entry
-    cdef dict buckets  # service -> KnownBuckets
-    cdef int *entries  # of the frame that is being written: of each share, or -1
-    cdef Py_ssize_t entries_room
+cdef class StringTableWriter:
+    cdef readonly Py_ssize_t count, user_count
+    cdef Py_ssize_t max_entries, max_users, max_lines, typical_count, frame_count
+    cdef bint is_fragmented
+    cdef dict entries_by_name  # service -> user -> resource -> entry
+    cdef dict known_buckets  # service -> KnownBuckets
+    cdef int *share_entries  # the entry of each share of the frame being written; -1: bucket forgotten
+    cdef Py_ssize_t share_entries_room
     cdef StringTable source_table  # of the lines that were written last
-    cdef int *packed_numbers  # of its entries, the entry here; -1: not introduced yet
-    cdef Py_ssize_t packed_count, packed_room
-    cdef Buffer fresh  # the new entries of this frame, as they are written
-    cdef unsigned int fresh_count
+    cdef int *source_entries  # the entry here of each entry of `source_table`; -1: not added yet
+    cdef Py_ssize_t source_count, source_room
+    cdef Buffer new_entries  # those of this frame, encoded
+    cdef unsigned int new_count
     cdef str last_service, last_user  # of the newest of them
-    cdef bint anew  # shares: it began anew with this frame
-    cdef Py_ssize_t used, part, numbered, of_part  # shares: of this frame; in which part we are, and where in it
-    cdef int forget(self) except -1
-    cdef int settle(self) except -1
-    cdef int introduce(self, str service, str user, str resource) except -1
-    cdef bint is_outgrown(self, Py_ssize_t used)
-    cdef int number(self, str service, dict users, str user, str resource) except -1
-    cdef int number_given(
+    # While the shares of a frame are written, in steps:
+    cdef bint is_reset  # the table was reset with this frame
+    cdef Py_ssize_t share_count  # of this frame
+    cdef Py_ssize_t next_service, next_in_service, next_share  # the first share without an entry: its service,
+    # its index in the service, and that in `share_entries`; for packed shares, the start of their service
+    cdef int reset(self) except -1
+    cdef int end_frame(self) except -1
+    cdef int add_entry(self, str service, str user, str resource) except -1
+    cdef bint needs_reset(self, Py_ssize_t used)
+    cdef int find_or_add(self, str service, dict users, str user, str resource) except -1
+    cdef int resolve_packed(
         self, str service, PackedShares shares, int *entries, Py_ssize_t begin, Py_ssize_t end
     ) except -1
-    cdef bint has_room(self) noexcept
-    cdef int _number_lines(self, PackedLines packed) except -1
+    cdef bint is_within_bounds(self) noexcept
+    cdef int _resolve_lines(self, PackedLines packed) except -1

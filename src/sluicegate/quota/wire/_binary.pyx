@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The bulk of binary frames: entries, lines and shares, between bytes and values.
+"""The bulk of binary frames: string table entries, report lines and shares, read and written.
 
-What stands around them (kinds, heads, names of services) is `frames`' matter. Every length is
-checked against the bytes that are left before anything is made of it; numbers are finite, from 0
-to 1e18; an entry is one that was introduced.
+The rest of a frame (kinds, heads, names of services) is in `binary.py`. Every length is checked
+against the bytes that are left before anything is allocated; amounts are finite, from 0 to 1e18; an
+entry number is one that was introduced.
 
-`Introduced` is the string table at the end that writes. A share that comes out of an assignment
-(`PackedShares`) names its bucket by number, in rising order, and so does the list of the buckets
-that the other end knows: to find the entries is one walk along both.
+`StringTableWriter` is the string table of the writing end. Shares that come from an assignment
+(`PackedShares`) refer to buckets by number, in rising order, and so do the buckets that the peer
+knows (`KnownBuckets`): one walk along both finds the entries.
 """
 
 from libc.limits cimport INT_MAX
@@ -23,22 +23,22 @@ from sluicegate.quota.packed._gil cimport yield_gil_periodically
 from sluicegate.quota.messages import Share
 from sluicegate.quota.wire._buffer cimport Buffer, as_bytes, dispose, put, put_name, room_for
 
-__all__ = ["Introduced", "read_entries", "read_lines", "read_shares"]
+__all__ = ["StringTableWriter", "read_entries", "read_lines", "read_shares"]
 
 cdef extern from *:
     """
-    /* A string table begins anew when it has so many entries for each one that is in use. */
-    #define SPARSE 4
-    #define FEW 1000
-    /* Or when its entries are used in another order than they have, but not too often. */
-    #define RAGGED 8
-    #define RAGGED_FRAMES 60
-    /* To introduce so many takes some milliseconds. */
-    #define FRESH_AT_ONCE 5000
+    /* The string table is reset when it has this many entries for each one in use. */
+    #define SPARSE_FACTOR 4
+    #define MIN_ENTRIES 1000
+    /* Or when its entries are used out of order (fragmented into many runs), but not too often. */
+    #define FRAGMENTED_RUNS 8
+    #define MIN_FRAMES_BETWEEN_RESETS 60
+    /* To add this many takes a few milliseconds. */
+    #define NEW_ENTRIES_PER_STEP 5000
     """
-    const Py_ssize_t SPARSE, FEW, RAGGED, RAGGED_FRAMES, FRESH_AT_ONCE
+    const Py_ssize_t SPARSE_FACTOR, MIN_ENTRIES, FRAGMENTED_RUNS, MIN_FRAMES_BETWEEN_RESETS, NEW_ENTRIES_PER_STEP
 
-cdef enum:  # the form of an entry: else it has the service, the user of the entry before
+cdef enum:  # the form of an entry; without a bit, that part is that of the entry before
     HAS_SERVICE = 1
     HAS_USER = 2
 
@@ -51,15 +51,15 @@ cdef enum:  # the form of a line
     HAS_REJECTED = 16
     HAS_REQUESTS = 32
     HAS_HELD = 64
-    MOST_FORM = 127
+    MAX_FORM = 127
 
-cdef double MOST = 1e18
-cdef Py_ssize_t LONGEST_LINE = 1 + 4 + 8 + 8 + 4 + 4 + 8
+cdef double MAX_AMOUNT = 1e18
+cdef Py_ssize_t MAX_LINE_BYTES = 1 + 4 + 8 + 8 + 4 + 4 + 8
 
 
 # Reading
 
-cdef int _cut(bytes frame) except -1:
+cdef int _fail_truncated(bytes frame) except -1:
     raise ProtocolError(f"the frame ends after {len(frame)} bytes, expected more")
 
 
@@ -68,12 +68,12 @@ cdef unsigned int _count(bytes frame, Py_ssize_t at, Py_ssize_t least, Py_ssize_
     cdef unsigned int count
     cdef const char *data = frame
     if at + 4 > len(frame):
-        _cut(frame)
+        _fail_truncated(frame)
     memcpy(&count, data + at, 4)
     if count > most:
         raise ProtocolError(f"the number of {what} is {count}, expected at most {most}")
     if count * least > len(frame) - at - 4:
-        _cut(frame)
+        _fail_truncated(frame)
     return count
 
 
@@ -81,10 +81,10 @@ cdef str _name(bytes frame, Py_ssize_t at, Py_ssize_t most, str what):
     cdef const char *data = frame
     cdef Py_ssize_t size
     if at >= len(frame):
-        _cut(frame)
+        _fail_truncated(frame)
     size = <unsigned char> data[at]
     if size > len(frame) - at - 1:
-        _cut(frame)
+        _fail_truncated(frame)
     if not 0 < size <= most:
         raise ProtocolError(f"{what} has {size} bytes, expected a name of 1 to {most} bytes of UTF-8")
     try:
@@ -96,7 +96,7 @@ cdef str _name(bytes frame, Py_ssize_t at, Py_ssize_t most, str what):
 def read_entries(bytes frame not None, Py_ssize_t at, StringTable string_table not None, bounds, Py_ssize_t most):
     """Add the new entries that stand at `at` to the string table, `most` of them; where they end."""
     cdef const char *data = frame
-    cdef Py_ssize_t most_users = bounds.users, name_bytes = bounds.name_bytes
+    cdef Py_ssize_t max_users = bounds.users, name_bytes = bounds.name_bytes
     cdef unsigned char form
     cdef str service = None, user = None, resource
     cdef unsigned int count = _count(
@@ -108,7 +108,7 @@ def read_entries(bytes frame not None, Py_ssize_t at, StringTable string_table n
     for i in range(count):
         yield_gil_periodically(i + 1)
         if at >= len(frame):
-            _cut(frame)
+            _fail_truncated(frame)
         form = data[at]
         if form > (HAS_SERVICE | HAS_USER):
             raise ProtocolError(f"the form of an entry is {form}, expected 0 to 3")
@@ -120,8 +120,8 @@ def read_entries(bytes frame not None, Py_ssize_t at, StringTable string_table n
             user = _name(frame, at, name_bytes, "user")
             at += 1 + <unsigned char> data[at]
             string_table.user_count += 1
-            if string_table.user_count > most_users:
-                raise ProtocolError(f"there are {string_table.user_count} users, expected at most {most_users}")
+            if string_table.user_count > max_users:
+                raise ProtocolError(f"there are {string_table.user_count} users, expected at most {max_users}")
         if service is None or user is None:
             raise ProtocolError("the first new entry of the frame has no service or no user, expected both")
         resource = _name(frame, at, name_bytes, "resource")
@@ -145,13 +145,13 @@ def read_lines(bytes frame not None, Py_ssize_t at, StringTable string_table not
     here = data + at + 4
     for _ in range(count):
         if here >= end:
-            _cut(frame)
+            _fail_truncated(frame)
         form = here[0]
-        if form > MOST_FORM:
-            raise ProtocolError(f"the form of a line is {form}, expected at most {MOST_FORM}")
+        if form > MAX_FORM:
+            raise ProtocolError(f"the form of a line is {form}, expected at most {MAX_FORM}")
         size = _line_size(form)
         if size > end - here:
-            _cut(frame)
+            _fail_truncated(frame)
         here += 1
         line = &lines.lines[lines.count]
         memset(line, 0, sizeof(PackedLine))
@@ -188,10 +188,10 @@ def read_lines(bytes frame not None, Py_ssize_t at, StringTable string_table not
         if form & HAS_HELD:
             memcpy(&line.held, here, 8)
             here += 8
-        if not (0.0 <= line.settled <= line.consumed <= MOST and 0.0 <= line.held <= MOST):
+        if not (0.0 <= line.settled <= line.consumed <= MAX_AMOUNT and 0.0 <= line.held <= MAX_AMOUNT):
             raise ProtocolError(
                 f"a line of {string_table[line.entry]!r} has consumed {line.consumed!r}, settled {line.settled!r}, "
-                f"held {line.held!r}: expected amounts from 0 to {MOST:g}, settled not above consumed"
+                f"held {line.held!r}: expected amounts from 0 to {MAX_AMOUNT:g}, settled not above consumed"
             )
         lines.count += 1
     lines.group_by_service()
@@ -227,12 +227,12 @@ def read_shares(
     at += 4
     for _ in range(runs):
         if at + 8 > len(frame):
-            _cut(frame)
+            _fail_truncated(frame)
         memcpy(&first, data + at, 4)
         memcpy(&count, data + at + 4, 4)
         at += 8
         if count * <Py_ssize_t> 8 > len(frame) - at:
-            _cut(frame)
+            _fail_truncated(frame)
         if first + <Py_ssize_t> count > string_table.count:
             raise ProtocolError(
                 f"a share is of entry {first + <Py_ssize_t> count - 1}, expected a number below {string_table.count}"
@@ -242,8 +242,8 @@ def read_shares(
             memcpy(&safe, data + at + 4, 4)
             memcpy(&both, data + at, 8)
             at += 8
-            if not (0.0 <= amount <= <float> MOST and 0.0 <= safe <= <float> MOST):
-                raise ProtocolError(f"a share is ({amount!r}, {safe!r}), expected amounts from 0 to {MOST:g}")
+            if not (0.0 <= amount <= <float> MAX_AMOUNT and 0.0 <= safe <= <float> MAX_AMOUNT):
+                raise ProtocolError(f"a share is ({amount!r}, {safe!r}), expected amounts from 0 to {MAX_AMOUNT:g}")
             service = string_table.refs[number].service
             if service != last_service:
                 users = services.get(string_table.services[service])
@@ -270,16 +270,16 @@ def read_shares(
 
 # Writing
 
-cdef struct Numbered:  # a line that is to be written
+cdef struct LineOrder:  # the position of a line in the frame
     int entry
     int at
 
 cdef int _by_entry(const void *one, const void *other) noexcept nogil:
-    return (<Numbered *> one).entry - (<Numbered *> other).entry
+    return (<LineOrder *> one).entry - (<LineOrder *> other).entry
 
 
 cdef class KnownBuckets:
-    """The buckets of one book that the other end knows."""
+    """The buckets of one service ledger for which the peer has entries."""
 
     def __cinit__(self):
         self.known = NULL
@@ -298,17 +298,17 @@ cdef class KnownBuckets:
                 high = middle
         return low
 
-    cdef int learn(self, dict fresh) except -1:
-        """Take in bucket -> (generation, entry); they replace what the numbers stood for before."""
+    cdef int merge(self, dict added) except -1:
+        """Merge in bucket -> (generation, entry); they replace older ones of the same number."""
         cdef Py_ssize_t i = 0, j = 0
         cdef int bucket
-        cdef Known *merged
-        if not fresh:
+        cdef KnownBucket *merged
+        if not added:
             return 0
-        merged = <Known *> malloc((self.count + len(fresh)) * sizeof(Known))
+        merged = <KnownBucket *> malloc((self.count + len(added)) * sizeof(KnownBucket))
         if merged == NULL:
             raise MemoryError
-        for new_bucket, (generation, entry) in sorted(fresh.items()):
+        for new_bucket, (generation, entry) in sorted(added.items()):
             bucket = new_bucket
             while i < self.count and self.known[i].bucket < bucket:
                 merged[j] = self.known[i]
@@ -316,7 +316,7 @@ cdef class KnownBuckets:
                 j += 1
             if i < self.count and self.known[i].bucket == bucket:
                 i += 1
-            merged[j] = Known(bucket, generation, entry)
+            merged[j] = KnownBucket(bucket, generation, entry)
             j += 1
         while i < self.count:
             merged[j] = self.known[i]
@@ -328,94 +328,98 @@ cdef class KnownBuckets:
         return 0
 
 
-cdef class Introduced:
-    """The string table of one direction of a connection, at the end that writes."""
+cdef class StringTableWriter:
+    """The string table of one direction of a connection, at the writing end.
+
+    The shares of a quota are written in three steps: `start_shares`, `resolve_shares` until it returns
+    True, `write_shares`; the lines of a report in one, `write_lines`.
+    """
 
     def __cinit__(self):
-        self.entries = self.packed_numbers = NULL
-        self.entries_room = self.packed_room = 0
-        memset(&self.fresh, 0, sizeof(Buffer))
+        self.share_entries = self.source_entries = NULL
+        self.share_entries_room = self.source_room = 0
+        memset(&self.new_entries, 0, sizeof(Buffer))
 
     def __init__(self, bounds):
-        self.most_entries = bounds.entries
-        self.most_users = bounds.users
-        self.most_lines = bounds.lines
-        self.usual = 0
-        self.forget()
+        self.max_entries = bounds.entries
+        self.max_users = bounds.users
+        self.max_lines = bounds.lines
+        self.typical_count = 0
+        self.reset()
 
     def __dealloc__(self):
-        free(self.entries)
-        free(self.packed_numbers)
-        dispose(&self.fresh)
+        free(self.share_entries)
+        free(self.source_entries)
+        dispose(&self.new_entries)
 
-    cdef int forget(self) except -1:
-        self.numbers = {}
-        self.buckets = {}
-        self.count = self.users = self.frames = 0
-        self.is_ragged = False
+    cdef int reset(self) except -1:
+        self.entries_by_name = {}
+        self.known_buckets = {}
+        self.count = self.user_count = self.frame_count = 0
+        self.is_fragmented = False
         self.source_table = None
-        self.packed_count = 0
-        self.settle()
+        self.source_count = 0
+        self.end_frame()
         return 0
 
-    cdef int settle(self) except -1:
-        """The frame is written: nothing is new any more."""
-        self.fresh.size = 0
-        self.fresh_count = 0
+    cdef int end_frame(self) except -1:
+        """Discard the new entries: their frame is written."""
+        self.new_entries.size = 0
+        self.new_count = 0
         self.last_service = self.last_user = None
         return 0
 
-    cdef int introduce(self, str service, str user, str resource) except -1:
-        """Write a new entry; its number."""
+    cdef int add_entry(self, str service, str user, str resource) except -1:
+        """Add an entry and encode it for this frame; returns its number."""
         cdef unsigned char form = 0
         if service != self.last_service:
             form = HAS_SERVICE | HAS_USER
         elif user != self.last_user:
             form = HAS_USER
-        put(&self.fresh, &form, 1)
+        put(&self.new_entries, &form, 1)
         if form & HAS_SERVICE:
-            put_name(&self.fresh, service)
+            put_name(&self.new_entries, service)
         if form & HAS_USER:
-            put_name(&self.fresh, user)
-            self.users += 1
-        put_name(&self.fresh, resource)
+            put_name(&self.new_entries, user)
+            self.user_count += 1
+        put_name(&self.new_entries, resource)
         self.last_service = service
         self.last_user = user
-        self.fresh_count += 1
+        self.new_count += 1
         self.count += 1
         return <int> (self.count - 1)
 
-    cdef bint is_outgrown(self, Py_ssize_t used):
-        """Whether to begin anew before a frame with so many entries."""
-        self.usual = max(used, self.usual - self.usual // 16)
-        self.frames += 1
-        if self.count > max(FEW, SPARSE * self.usual):
+    cdef bint needs_reset(self, Py_ssize_t used):
+        """Whether to reset the table before a frame with `used` entries."""
+        self.typical_count = max(used, self.typical_count - self.typical_count // 16)
+        self.frame_count += 1
+        if self.count > max(MIN_ENTRIES, SPARSE_FACTOR * self.typical_count):
             return True
-        return self.is_ragged and self.frames > RAGGED_FRAMES and 2 * used > self.usual
+        return self.is_fragmented and self.frame_count > MIN_FRAMES_BETWEEN_RESETS and 2 * used > self.typical_count
 
-    cdef int number(self, str service, dict users, str user, str resource) except -1:
-        """The entry of a name, which is introduced when it is new. `users` are those of the service."""
+    cdef int find_or_add(self, str service, dict users, str user, str resource) except -1:
+        """The entry of a name, added if it is new. `users` are those of the service."""
         cdef dict resources = users.get(user)
         if resources is None:
             resources = users[user] = {}
         found = resources.get(resource)
         if found is None:
-            found = resources[resource] = self.introduce(service, user, resource)
+            found = resources[resource] = self.add_entry(service, user, resource)
         return found
 
-    cdef int number_given(
+    cdef int resolve_packed(
         self, str service, PackedShares shares, int *entries, Py_ssize_t begin, Py_ssize_t end
     ) except -1:
         """Find the entries of the shares from `begin` to `end`; -1 where a bucket was forgotten since."""
-        cdef KnownBuckets buckets = self.buckets.get(service)
+        cdef KnownBuckets buckets = self.known_buckets.get(service)
         cdef BucketIds bucket_ids = shares.bucket_ids
-        cdef Known *known
+        cdef KnownBucket *known
         cdef Py_ssize_t i, at = 0, count
         cdef int bucket, last = INT_MAX
         cdef unsigned int generation
-        cdef dict fresh = {}
+        cdef dict added = {}
         if buckets is None or buckets.bucket_ids is not bucket_ids:
-            buckets = self.buckets[service] = KnownBuckets()
+            buckets = self.known_buckets[service] = KnownBuckets()
             buckets.bucket_ids = bucket_ids
         known = buckets.known
         count = buckets.count
@@ -432,117 +436,117 @@ cdef class Introduced:
                 at += 1
             if at < count and known[at].bucket == bucket and known[at].generation == generation:
                 entries[i] = known[at].entry
-            elif bucket in fresh:
-                entries[i] = fresh[bucket][1]
+            elif bucket in added:
+                entries[i] = added[bucket][1]
             else:
                 user, resource = bucket_ids.names[bucket]
-                entries[i] = self.introduce(service, user, resource)
-                fresh[bucket] = (generation, entries[i])
-        buckets.learn(fresh)
+                entries[i] = self.add_entry(service, user, resource)
+                added[bucket] = (generation, entries[i])
+        buckets.merge(added)
         return 0
 
-    cdef bint has_room(self) noexcept:
-        """Whether the other end will take what is new in this frame."""
-        return self.count <= self.most_entries and self.users <= self.most_users
+    cdef bint is_within_bounds(self) noexcept:
+        """Whether the peer accepts as many entries and users."""
+        return self.count <= self.max_entries and self.user_count <= self.max_users
 
-    def begin_shares(self, list parts not None):
-        """Begin to write the new entries and shares of [(service, users), ...]; `number_shares` is next."""
+    def start_shares(self, list services not None):
+        """Start to write the shares of [(service, users), ...]."""
         cdef Py_ssize_t used = 0
         cdef int *grown
-        for _, users in parts:
+        for _, users in services:
             if type(users) is PackedShares:
                 used += (<PackedShares> users).count
             else:
                 used += sum(map(len, users.values()))
-        if used > self.most_entries:
-            raise ValueError(f"a frame may have {self.most_entries} shares, got {used}")
-        if used > self.entries_room:
-            grown = <int *> realloc(self.entries, used * sizeof(int))
+        if used > self.max_entries:
+            raise ValueError(f"a frame may have {self.max_entries} shares, got {used}")
+        if used > self.share_entries_room:
+            grown = <int *> realloc(self.share_entries, used * sizeof(int))
             if grown == NULL:
                 raise MemoryError
-            self.entries = grown
-            self.entries_room = used
-        self.used = used
-        self.anew = self.is_outgrown(used)
-        if self.anew:
-            self.forget()
-        self.part = self.numbered = self.of_part = 0
+            self.share_entries = grown
+            self.share_entries_room = used
+        self.share_count = used
+        self.is_reset = self.needs_reset(used)
+        if self.is_reset:
+            self.reset()
+        self.next_service = self.next_share = self.next_in_service = 0
 
-    def number_shares(self, list parts not None):
-        """Find the entries of some more shares, for some milliseconds; whether all have theirs."""
-        cdef Py_ssize_t end, begun = self.fresh_count
-        cdef PackedShares given
-        while self.part < len(parts) and self.fresh_count - begun < FRESH_AT_ONCE:
-            service, users = parts[self.part]
+    def resolve_shares(self, list services not None):
+        """Find or add the entries of more shares, for a few milliseconds; True when all have one."""
+        cdef Py_ssize_t end, before = self.new_count
+        cdef PackedShares packed
+        while self.next_service < len(services) and self.new_count - before < NEW_ENTRIES_PER_STEP:
+            service, users = services[self.next_service]
             if type(users) is PackedShares:
-                given = users
-                end = min(given.count, self.of_part + FRESH_AT_ONCE)
-                self.number_given(service, given, self.entries + self.numbered, self.of_part, end)
-                self.of_part = end
-                if end < given.count:
+                packed = users
+                end = min(packed.count, self.next_in_service + NEW_ENTRIES_PER_STEP)
+                self.resolve_packed(service, packed, self.share_entries + self.next_share, self.next_in_service, end)
+                self.next_in_service = end
+                if end < packed.count:
                     continue
-                self.numbered += given.count
+                self.next_share += packed.count
             else:  # the answer to an ask: never many
-                numbers = self.numbers.setdefault(service, {})
+                numbers = self.entries_by_name.setdefault(service, {})
                 for user, resources in users.items():
                     for resource in resources:
-                        self.entries[self.numbered] = self.number(service, numbers, user, resource)
-                        self.numbered += 1
-            self.of_part = 0
-            self.part += 1
-        if self.has_room():
-            return self.part == len(parts)
-        if self.anew:
-            self.forget()
+                        self.share_entries[self.next_share] = self.find_or_add(service, numbers, user, resource)
+                        self.next_share += 1
+            self.next_in_service = 0
+            self.next_service += 1
+        if self.is_within_bounds():
+            return self.next_service == len(services)
+        if self.is_reset:
+            self.reset()
             raise ValueError(
-                f"a frame may have {self.most_entries} shares of {self.most_users} users, got more"
+                f"a frame may have {self.max_entries} shares of {self.max_users} users, got more"
             )
-        self.anew = True
-        self.forget()
-        self.part = self.numbered = self.of_part = 0
+        self.is_reset = True
+        self.reset()
+        self.next_service = self.next_share = self.next_in_service = 0
         return False
 
-    def end_shares(self, list parts not None):
-        """What was written; and whether the string table begins anew."""
+    def write_shares(self, list services not None):
+        """Encode the new entries and the shares: (whether the table is reset, bytes)."""
         cdef Buffer buffer
         cdef unsigned int runs
         memset(&buffer, 0, sizeof(Buffer))
         try:
-            self._write_fresh(<size_t> &buffer)
-            runs = self._write_shares(<size_t> &buffer, parts)
-            self.settle()
-            self.is_ragged = runs > 64 and runs * RAGGED > self.used
-            return self.anew, as_bytes(&buffer)
+            self._write_new_entries(<size_t> &buffer)
+            runs = self._write_runs(<size_t> &buffer, services)
+            self.end_frame()
+            self.is_fragmented = runs > 64 and runs * FRAGMENTED_RUNS > self.share_count
+            return self.is_reset, as_bytes(&buffer)
         finally:
             dispose(&buffer)
 
-    def _write_fresh(self, size_t address):
+    def _write_new_entries(self, size_t address):
         cdef Buffer *buffer = <Buffer *> address
-        put(buffer, &self.fresh_count, 4)
-        if self.fresh.size:
-            put(buffer, self.fresh.data, self.fresh.size)
+        put(buffer, &self.new_count, 4)
+        if self.new_entries.size:
+            put(buffer, self.new_entries.data, self.new_entries.size)
 
-    def _write_shares(self, size_t address, list parts):
-        """Returns the number of runs."""
+    def _write_runs(self, size_t address, list services):
+        """Encode the shares as runs of consecutive entries; returns the number of runs."""
         cdef Buffer *buffer = <Buffer *> address
         cdef Py_ssize_t begin = buffer.size, run = -1, at = 0, i
         cdef unsigned int runs = 0
         cdef int expected = -1
-        cdef int *entries = self.entries
-        cdef PackedShares given
+        cdef int *entries = self.share_entries
+        cdef PackedShares packed
         cdef float[2] share  # amount and safe
         put(buffer, &runs, 4)
-        for _, users in parts:
+        for _, users in services:
             if type(users) is PackedShares:
-                given = users
-                room_for(buffer, 8 * given.count)
-                for i in range(given.count):
+                packed = users
+                room_for(buffer, 8 * packed.count)
+                for i in range(packed.count):
                     if entries[at] >= 0:
                         if entries[at] != expected:
-                            run = _begin_run(buffer, run, entries[at], 8 * (given.count - i))
+                            run = _begin_run(buffer, run, entries[at], 8 * (packed.count - i))
                             runs += 1
-                        share[0] = given.packed[i].amount
-                        share[1] = safe_of(&given.packed[i])
+                        share[0] = packed.packed[i].amount
+                        share[1] = safe_of(&packed.packed[i])
                         memcpy(buffer.data + buffer.size, share, 8)
                         buffer.size += 8
                         expected = entries[at] + 1
@@ -562,90 +566,90 @@ cdef class Introduced:
         memcpy(buffer.data + begin, &runs, 4)
         return runs
 
-    def lines(self, lines not None):
-        """Write new entries and lines of a report; and whether the string table begins anew."""
+    def write_lines(self, lines not None):
+        """Encode the new entries and lines of a report: (whether the table is reset, bytes)."""
         cdef PackedLines packed
         cdef Py_ssize_t used, i
         cdef Buffer buffer
-        cdef Numbered *order = NULL
+        cdef LineOrder *order = NULL
         cdef unsigned int count
         cdef int expected = 0, last = -1
-        cdef bint anew, is_sorted = True
-        packed = lines if type(lines) is PackedLines else packed_lines(lines)
+        cdef bint is_reset, is_sorted = True
+        packed = lines if type(lines) is PackedLines else pack_lines(lines)
         used = packed.count
-        if used > self.most_lines:
-            raise ValueError(f"a report may have {self.most_lines} lines, got {used}")
-        anew = self.is_outgrown(used)
-        if anew:
-            self.forget()
-        self._number_lines(packed)
-        if not self.has_room():
-            anew = True
-            self.forget()
-            self._number_lines(packed)
-            if not self.has_room():
-                users_now = self.users
-                self.forget()
+        if used > self.max_lines:
+            raise ValueError(f"a report may have {self.max_lines} lines, got {used}")
+        is_reset = self.needs_reset(used)
+        if is_reset:
+            self.reset()
+        self._resolve_lines(packed)
+        if not self.is_within_bounds():
+            is_reset = True
+            self.reset()
+            self._resolve_lines(packed)
+            if not self.is_within_bounds():
+                user_count = self.user_count
+                self.reset()
                 raise ValueError(
-                    f"a report may have {self.most_entries} lines of {self.most_users} users, "
-                    f"got {used} of {users_now}"
+                    f"a report may have {self.max_entries} lines of {self.max_users} users, "
+                    f"got {used} of {user_count}"
                 )
         memset(&buffer, 0, sizeof(Buffer))
-        order = <Numbered *> malloc(max(1, used) * sizeof(Numbered))
+        order = <LineOrder *> malloc(max(1, used) * sizeof(LineOrder))
         try:
             if order == NULL:
                 raise MemoryError
             for i in range(used):
-                order[i] = Numbered(self.packed_numbers[packed.lines[i].entry], <int> i)
+                order[i] = LineOrder(self.source_entries[packed.lines[i].entry], <int> i)
                 is_sorted = is_sorted and order[i].entry > last
                 last = order[i].entry
             if not is_sorted:
-                qsort(order, used, sizeof(Numbered), _by_entry)
-            self._write_fresh(<size_t> &buffer)
+                qsort(order, used, sizeof(LineOrder), _by_entry)
+            self._write_new_entries(<size_t> &buffer)
             count = <unsigned int> used
             put(&buffer, &count, 4)
             for i in range(used):
                 _write_line(&buffer, order[i].entry, expected, &packed.lines[order[i].at])
                 expected = order[i].entry + 1
-            self.settle()
-            self.is_ragged = False
-            return anew, as_bytes(&buffer)
+            self.end_frame()
+            self.is_fragmented = False
+            return is_reset, as_bytes(&buffer)
         finally:
             free(order)
             dispose(&buffer)
 
-    cdef int _number_lines(self, PackedLines packed) except -1:
-        """Find the entries here of all entries there, in `packed_numbers`."""
+    cdef int _resolve_lines(self, PackedLines packed) except -1:
+        """Find or add the entries of all lines, in `source_entries`."""
         cdef StringTable string_table = packed.string_table
         cdef Py_ssize_t i, room = len(string_table)
         cdef int *grown
         cdef int entry
         if self.source_table is not string_table:
             self.source_table = string_table
-            self.packed_count = 0
-        if room > self.packed_room:
+            self.source_count = 0
+        if room > self.source_room:
             room += room // 2
-            grown = <int *> realloc(self.packed_numbers, room * sizeof(int))
+            grown = <int *> realloc(self.source_entries, room * sizeof(int))
             if grown == NULL:
                 raise MemoryError
-            self.packed_numbers = grown
-            self.packed_room = room
-        while self.packed_count < len(string_table):
-            self.packed_numbers[self.packed_count] = -1
-            self.packed_count += 1
+            self.source_entries = grown
+            self.source_room = room
+        while self.source_count < len(string_table):
+            self.source_entries[self.source_count] = -1
+            self.source_count += 1
         for i in range(packed.count):
             yield_gil_periodically(i + 1)
             entry = packed.lines[i].entry
-            if self.packed_numbers[entry] < 0:
+            if self.source_entries[entry] < 0:
                 service = string_table.services[string_table.refs[entry].service]
                 user, resource = string_table.names[entry]
-                numbers = self.numbers.setdefault(service, {})
-                self.packed_numbers[entry] = self.number(service, numbers, user, resource)
+                numbers = self.entries_by_name.setdefault(service, {})
+                self.source_entries[entry] = self.find_or_add(service, numbers, user, resource)
         return 0
 
 
-cdef PackedLines packed_lines(lines):
-    """Lines in dicts, with a string table of their own."""
+cdef PackedLines pack_lines(lines):
+    """Pack lines that are in dicts, with an own string table."""
     cdef StringTable string_table = StringTable()
     cdef PackedLines packed = PackedLines(string_table)
     cdef PackedLine *line
@@ -691,11 +695,11 @@ cdef int _write_line(Buffer *buffer, int entry, int expected, PackedLine *line) 
     cdef double consumed = line.consumed, settled = line.settled, held = line.held
     cdef unsigned int number = <unsigned int> entry, whole, refused = line.rejected, served = line.requests
     cdef unsigned char form = 0
-    cdef char *here = room_for(buffer, LONGEST_LINE)
+    cdef char *here = room_for(buffer, MAX_LINE_BYTES)
     cdef char *begin = here
-    if not (0.0 <= settled <= consumed <= MOST and 0.0 <= held <= MOST):
+    if not (0.0 <= settled <= consumed <= MAX_AMOUNT and 0.0 <= held <= MAX_AMOUNT):
         raise ValueError(
-            f"expected amounts from 0 to {MOST:g}, settled not above consumed, "
+            f"expected amounts from 0 to {MAX_AMOUNT:g}, settled not above consumed, "
             f"got {(consumed, refused, served, settled, held)!r}"
         )
     here += 1

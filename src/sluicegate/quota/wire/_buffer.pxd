@@ -1,4 +1,4 @@
-"""Bytes that grow while a frame is written. Numbers are little-endian, names have their length first."""
+"""A growable byte buffer for writing a frame. Numbers are little-endian, names are length-prefixed."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, realloc

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The bulk of text frames: lines out of what was JSON, and shares into JSON.
+"""The bulk of JSON frames: report lines parsed from JSON, and shares written as JSON.
 
-`TextEntries` gives the names of a connection's lines their numbers, so that lines of text are booked
-as those of binary frames are: a name is looked up in the book once. Its memory is bounded as
-theirs is: it begins anew when it has outgrown what is in use.
+`JsonLineReader` keeps the string table of a connection, so that lines of JSON frames are booked as
+those of binary frames: a name is looked up in the ledger once. Its memory is bounded as theirs is:
+the table is reset when most of it is unused.
 
 Amounts are written with six digits after the point, and nine where they are below one.
 """
@@ -21,7 +21,7 @@ from sluicegate.quota.packed._report_lines cimport PackedLine, PackedLines, Stri
 from sluicegate.quota.wire._buffer cimport Buffer, PyUnicode_AsUTF8AndSize, as_bytes, dispose, put, room_for
 from sluicegate.quota.wire.validation import amount, fail, name, whole
 
-__all__ = ["TextEntries", "find_lines", "write_users"]
+__all__ = ["JsonLineReader", "find_lines_value", "write_packed_shares"]
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_ASCII(object text)
@@ -29,13 +29,13 @@ cdef extern from "Python.h":
 
 cdef extern from *:
     """
-    /* The string table begins anew when it has so many entries for each one that is in use. */
-    #define SPARSE 4
-    #define FEW 1000
+    /* The string table is reset when it has this many entries for each one in use. */
+    #define SPARSE_FACTOR 4
+    #define MIN_ENTRIES 1000
     """
-    const Py_ssize_t SPARSE, FEW
+    const Py_ssize_t SPARSE_FACTOR, MIN_ENTRIES
 
-cdef double MOST = 1e18
+cdef double MAX_AMOUNT = 1e18
 
 
 cdef inline int _check_name(what, value, Py_ssize_t most) except -1:
@@ -49,7 +49,7 @@ cdef inline double _amount(what, value) except? -1.0:
     cdef double number
     if type(value) is float or type(value) is int:
         number = value
-        if 0.0 <= number <= MOST:
+        if 0.0 <= number <= MAX_AMOUNT:
             return number
     return amount(what, value)
 
@@ -63,21 +63,21 @@ cdef inline unsigned int _requests(what, value) except? 0xFFFFFFFF:
     return <unsigned int> (<unsigned long long> value)
 
 
-cdef class TextEntries:
-    """The entries of one connection's text frames."""
+cdef class JsonLineReader:
+    """Reads the report lines of one connection's JSON frames into its string table."""
 
     cdef StringTable string_table
-    cdef dict numbers  # service -> user -> resource -> entry
+    cdef dict entries_by_name  # service -> user -> resource -> entry
 
     def __cinit__(self):
-        self._begin()
+        self._reset_table()
 
     def __reduce__(self):
         raise TypeError("entries belong to one connection: they cannot be copied")
 
-    cdef int _begin(self) except -1:
+    cdef int _reset_table(self) except -1:
         self.string_table = StringTable()
-        self.numbers = {}
+        self.entries_by_name = {}
         return 0
 
     def __len__(self):
@@ -89,7 +89,7 @@ cdef class TextEntries:
         cdef Py_ssize_t count = 0, left = bounds.users
         cdef PackedLines packed
         cdef PackedLine *line
-        cdef dict resources, numbers, users_numbers
+        cdef dict resources, numbers, user_entries
         if type(lines) is not dict or len(lines) > bounds.services:
             fail("lines", lines, f"an object of at most {bounds.services} services")
         for service, users in lines.items():
@@ -97,24 +97,24 @@ cdef class TextEntries:
             if type(users) is not dict or len(users) > left:
                 fail("users", users, f"an object of at most {left} users")
             left -= len(users)
-            for of_user in (<dict> users).values():
-                if type(of_user) is not dict or len(of_user) > most:
-                    fail("resources", of_user, f"an object of at most {most} resources")
-                count += len(<dict> of_user)
+            for resources_of_user in (<dict> users).values():
+                if type(resources_of_user) is not dict or len(resources_of_user) > most:
+                    fail("resources", resources_of_user, f"an object of at most {most} resources")
+                count += len(<dict> resources_of_user)
         if count > bounds.lines:
             fail("the number of lines", count, f"at most {bounds.lines}")
-        if self.string_table.count > max(FEW, SPARSE * count):
-            self._begin()
+        if self.string_table.count > max(MIN_ENTRIES, SPARSE_FACTOR * count):
+            self._reset_table()
         packed = PackedLines(self.string_table)
         packed.allocate(count)
         for service, users in lines.items():
-            users_numbers = self.numbers.setdefault(service, {})
-            for user, of_user in (<dict> users).items():
-                resources = <dict> of_user
-                found = users_numbers.get(user)
+            user_entries = self.entries_by_name.setdefault(service, {})
+            for user, resources_of_user in (<dict> users).items():
+                resources = <dict> resources_of_user
+                found = user_entries.get(user)
                 if found is None:
                     _check_name("user", user, name_bytes)
-                    found = users_numbers[user] = {}
+                    found = user_entries[user] = {}
                 numbers = <dict> found
                 for resource, values in resources.items():
                     entry = numbers.get(resource)
@@ -135,7 +135,7 @@ cdef class TextEntries:
         A report names its users in about the order of the one before: the entry that is next in
         the string table is tried first, and only if it is another one the name is looked up.
         """
-        cdef Text text
+        cdef Cursor cursor
         cdef Py_ssize_t most = 0, i, users_left = bounds.users, entry = -1
         cdef const char *data = frame
         cdef const char *name_at
@@ -145,40 +145,40 @@ cdef class TextEntries:
         cdef bint is_plain
         if not 0 <= begin <= len(frame):
             raise ValueError(f"expected a place in {len(frame)} bytes, got {begin}")
-        text.here = data + begin
-        text.end = data + len(frame)
+        cursor.here = data + begin
+        cursor.end = data + len(frame)
         for i in range(begin, len(frame)):
             most += data[i] == 91
         if most > bounds.lines:
             raise ProtocolError(f"the report has {most} lines, expected at most {bounds.lines}")
-        if self.string_table.count > max(FEW, SPARSE * most):
-            self._begin()
+        if self.string_table.count > max(MIN_ENTRIES, SPARSE_FACTOR * most):
+            self._reset_table()
         packed = PackedLines(self.string_table)
         packed.allocate(most)
-        goes_on = _begins(&text, "an object of services")
-        while goes_on:
-            _next(&text)
-            name_at = text.here
-            is_plain = _skip_string(&text, "a service")
-            service = _decoded(name_at, text.here, is_plain)
+        has_more = _open_object(&cursor, "an object of services")
+        while has_more:
+            _skip_blanks(&cursor)
+            name_at = cursor.here
+            is_plain = _skip_string(&cursor, "a service")
+            service = _decoded(name_at, cursor.here, is_plain)
             _check_name("service", service, bounds.service_bytes)
-            users = self.numbers.setdefault(service, {})
-            _expect(&text, 58, "a colon")
-            more_users = _begins(&text, "an object of users")
-            while more_users:
+            users = self.entries_by_name.setdefault(service, {})
+            _expect_byte(&cursor, 58, "a colon")
+            has_more_users = _open_object(&cursor, "an object of users")
+            while has_more_users:
                 users_left -= 1
                 if users_left < 0:
                     raise ProtocolError(f"the report has too many users, expected at most {bounds.users}")
-                entry = self._parse_user(&text, packed, service, users, entry, bounds)
-                more_users = _goes_on(&text, 125)
-            goes_on = _goes_on(&text, 125)
+                entry = self._parse_user(&cursor, packed, service, users, entry, bounds)
+                has_more_users = _has_next(&cursor, 125)
+            has_more = _has_next(&cursor, 125)
         packed.group_by_service()
-        return packed, text.here - data
+        return packed, cursor.here - data
 
     cdef Py_ssize_t _parse_user(
-        self, Text *text, PackedLines packed, str service, dict users, Py_ssize_t entry, bounds
+        self, Cursor *cursor, PackedLines packed, str service, dict users, Py_ssize_t entry, bounds
     ) except -2:
-        """One user and his resources. `entry` is the last one that was met, and is returned."""
+        """Parse one user and its resources. `entry` is the last one seen; returns the new last one."""
         cdef const char *name_at
         cdef StringTable string_table = self.string_table
         cdef PackedLine *line
@@ -186,35 +186,35 @@ cdef class TextEntries:
         cdef tuple expected
         cdef dict numbers = None
         cdef Py_ssize_t size
-        cdef bint is_plain, goes_on
+        cdef bint is_plain, has_more
         cdef int service_number = string_table.service_numbers.get(service, -1)
-        _next(text)
-        name_at = text.here
-        is_plain = _skip_string(text, "a user")
-        size = text.here - name_at - 2
+        _skip_blanks(cursor)
+        name_at = cursor.here
+        is_plain = _skip_string(cursor, "a user")
+        size = cursor.here - name_at - 2
         if is_plain and entry + 1 < string_table.count and string_table.refs[entry + 1].service == service_number:
             expected = <tuple> string_table.names[entry + 1]
-            if _is(<str> expected[0], name_at + 1, size):
+            if _equals(<str> expected[0], name_at + 1, size):
                 user = <str> expected[0]
         if user is None:
-            user = _decoded(name_at, text.here, is_plain)
+            user = _decoded(name_at, cursor.here, is_plain)
             _check_name("user", user, bounds.name_bytes)
-        _expect(text, 58, "a colon")
-        goes_on = _begins(text, "an object of resources")
-        while goes_on:
-            _next(text)
-            name_at = text.here
-            is_plain = _skip_string(text, "a resource")
-            size = text.here - name_at - 2
+        _expect_byte(cursor, 58, "a colon")
+        has_more = _open_object(cursor, "an object of resources")
+        while has_more:
+            _skip_blanks(cursor)
+            name_at = cursor.here
+            is_plain = _skip_string(cursor, "a resource")
+            size = cursor.here - name_at - 2
             entry += 1
             if is_plain and entry < string_table.count and string_table.refs[entry].service == service_number:
                 expected = <tuple> string_table.names[entry]
-                if not (_is(<str> expected[1], name_at + 1, size) and (expected[0] is user or expected[0] == user)):
+                if not (_equals(<str> expected[1], name_at + 1, size) and (expected[0] is user or expected[0] == user)):
                     expected = None
             else:
                 expected = None
             if expected is None:
-                resource = _decoded(name_at, text.here, is_plain)
+                resource = _decoded(name_at, cursor.here, is_plain)
                 if numbers is None:
                     found = users.get(user)
                     if found is None:
@@ -229,24 +229,24 @@ cdef class TextEntries:
                     string_table.add(service, user, resource)
                     service_number = string_table.service_numbers[service]
                 entry = number
-            _expect(text, 58, "a colon")
-            _expect(text, 91, "a line: [consumed, rejected, requests, settled, held]")
+            _expect_byte(cursor, 58, "a colon")
+            _expect_byte(cursor, 91, "a line: [consumed, rejected, requests, settled, held]")
             line = &packed.lines[packed.count]  # there is room for as many as there are brackets
             line.entry = <int> entry
-            line.consumed = _real(text)
-            _expect(text, 44, "a comma")
-            line.rejected = _whole(text)
-            _expect(text, 44, "a comma")
-            line.requests = _whole(text)
-            _expect(text, 44, "a comma")
-            line.settled = _real(text)
-            _expect(text, 44, "a comma")
-            line.held = _real(text)
-            _expect(text, 93, "the end of a line of five numbers")
+            line.consumed = _real(cursor)
+            _expect_byte(cursor, 44, "a comma")
+            line.rejected = _whole(cursor)
+            _expect_byte(cursor, 44, "a comma")
+            line.requests = _whole(cursor)
+            _expect_byte(cursor, 44, "a comma")
+            line.settled = _real(cursor)
+            _expect_byte(cursor, 44, "a comma")
+            line.held = _real(cursor)
+            _expect_byte(cursor, 93, "the end of a line of five numbers")
             if line.settled > line.consumed:
                 fail("settled", line.settled, f"at most consumed, which is {line.consumed!r}")
             packed.count += 1
-            goes_on = _goes_on(text, 125)
+            has_more = _has_next(cursor, 125)
         return entry
 
     cdef int _line(self, PackedLine *line, values) except -1:
@@ -269,70 +269,70 @@ cdef class TextEntries:
 cdef extern from "Python.h":
     const char *PyUnicode_DATA(object text)
 
-cdef struct Text:
+cdef struct Cursor:
     const char *here
     const char *end
 
 
-cdef int _bad(Text *text, str expected) except -1:
-    shown = text.here[: min(20, text.end - text.here)]
+cdef int _fail_at(Cursor *cursor, str expected) except -1:
+    shown = cursor.here[: min(20, cursor.end - cursor.here)]
     raise ProtocolError(f"the lines go on with {shown!r}, expected {expected}")
 
 
-cdef inline char _next(Text *text) noexcept:
+cdef inline char _skip_blanks(Cursor *cursor) noexcept:
     """The next byte that is no blank; 0: there is none."""
-    while text.here < text.end and text.here[0] in (32, 10, 13, 9):
-        text.here += 1
-    return text.here[0] if text.here < text.end else 0
+    while cursor.here < cursor.end and cursor.here[0] in (32, 10, 13, 9):
+        cursor.here += 1
+    return cursor.here[0] if cursor.here < cursor.end else 0
 
 
-cdef inline int _expect(Text *text, char byte, str expected) except -1:
-    if _next(text) != byte:
-        _bad(text, expected)
-    text.here += 1
+cdef inline int _expect_byte(Cursor *cursor, char byte, str expected) except -1:
+    if _skip_blanks(cursor) != byte:
+        _fail_at(cursor, expected)
+    cursor.here += 1
     return 0
 
 
-cdef inline bint _goes_on(Text *text, char close) except -1:
+cdef inline bint _has_next(Cursor *cursor, char close) except -1:
     """After an item: a comma, or the end of it all."""
-    cdef char byte = _next(text)
+    cdef char byte = _skip_blanks(cursor)
     if byte == 44:
-        text.here += 1
+        cursor.here += 1
         return True
     if byte != close:
-        _bad(text, "a comma or the end")
-    text.here += 1
+        _fail_at(cursor, "a comma or the end")
+    cursor.here += 1
     return False
 
 
-cdef bint _begins(Text *text, str expected) except -1:
-    """Enter an object; False if it is empty, and left already."""
-    _expect(text, 123, expected)
-    if _next(text) == 125:
-        text.here += 1
+cdef bint _open_object(Cursor *cursor, str expected) except -1:
+    """Read the start of an object; False if it is empty, whose end is read too."""
+    _expect_byte(cursor, 123, expected)
+    if _skip_blanks(cursor) == 125:
+        cursor.here += 1
         return False
     return True
 
 
-cdef inline bint _skip_string(Text *text, str expected) except -1:
+cdef inline bint _skip_string(Cursor *cursor, str expected) except -1:
     """From the quote to the one that ends it: `here` is after it. Whether nothing is escaped."""
     cdef const char *here
-    cdef const char *end = text.end
+    cdef const char *end = cursor.end
     cdef bint is_plain = True
-    _expect(text, 34, expected)
-    here = text.here
+    _expect_byte(cursor, 34, expected)
+    here = cursor.here
     while here < end and here[0] != 34:
         if here[0] == 92:
             is_plain = False
             here += 1
         here += 1
     if here >= end:
-        _bad(text, "the end of a name")
-    text.here = here + 1
+        _fail_at(cursor, "the end of a name")
+    cursor.here = here + 1
     return is_plain
 
 
-cdef inline bint _is(str text, const char *data, Py_ssize_t size) noexcept:
+cdef inline bint _equals(str text, const char *data, Py_ssize_t size) noexcept:
     """Whether these bytes are a name; False also when that is not easily seen."""
     return (
         PyUnicode_IS_ASCII(text)
@@ -355,17 +355,17 @@ cdef str _decoded(const char *begin, const char *end, bint is_plain):
         raise ProtocolError(f"{begin[: end - begin]!r} is not a name in JSON: {error}") from error
 
 
-cdef inline double _real(Text *text) except? -1.0:
+cdef inline double _real(Cursor *cursor) except? -1.0:
     """A number from 0 to 1e18."""
-    cdef const char *here = text.here
+    cdef const char *here = cursor.here
     cdef const char *begin
     cdef const char *fraction = NULL
     cdef unsigned long long digits = 0
     cdef double value
-    while here < text.end and here[0] == 32:
+    while here < cursor.end and here[0] == 32:
         here += 1
     begin = here
-    while here < text.end and here - begin < 16:
+    while here < cursor.end and here - begin < 16:
         if 48 <= here[0] <= 57:
             digits = 10 * digits + <unsigned int> (here[0] - 48)
         elif here[0] == 46 and fraction == NULL and here > begin:
@@ -373,34 +373,34 @@ cdef inline double _real(Text *text) except? -1.0:
         else:
             break
         here += 1
-    if here == begin or here == fraction or (here < text.end and (here[0] in (46, 69, 101) or 48 <= here[0] <= 57)):
-        return _long_real(text)
-    text.here = here
+    if here == begin or here == fraction or (here < cursor.end and (here[0] in (46, 69, 101) or 48 <= here[0] <= 57)):
+        return _long_real(cursor)
+    cursor.here = here
     value = <double> digits
     if fraction != NULL:
         value /= _TENS[here - fraction]
     return value
 
 
-cdef double _long_real(Text *text) except? -1.0:
-    """Longer, or with an exponent, or nonsense."""
+cdef double _long_real(Cursor *cursor) except? -1.0:
+    """A number that is longer, or has an exponent, or is invalid."""
     cdef const char *begin
-    _next(text)
-    begin = text.here
-    while text.here < text.end and text.here[0] not in (44, 93, 125):
-        text.here += 1
-    number = begin[: min(64, text.here - begin)]
+    _skip_blanks(cursor)
+    begin = cursor.here
+    while cursor.here < cursor.end and cursor.here[0] not in (44, 93, 125):
+        cursor.here += 1
+    number = begin[: min(64, cursor.here - begin)]
     try:
         return amount("a number of a line", json.loads(number))
     except ValueError as error:
         raise ProtocolError(f"a number of a line is {number!r}: {error}") from error
 
 
-cdef inline unsigned int _whole(Text *text) except? 0xFFFFFFFF:
+cdef inline unsigned int _whole(Cursor *cursor) except? 0xFFFFFFFF:
     """A number of requests; it wraps at 2**32."""
-    cdef double value = _real(text)
+    cdef double value = _real(cursor)
     if value != floor(value):
-        _bad(text, "the line after a whole number")
+        _fail_at(cursor, "the line after a whole number")
     return <unsigned int> (<unsigned long long> value)
 
 
@@ -410,54 +410,54 @@ _TENS = [
 ]
 
 
-cdef int _skip(Text *text, str expected) except -1:
+cdef int _skip(Cursor *cursor, str expected) except -1:
     """Skip any value. What is wrong inside of it is found by whoever reads it."""
     cdef Py_ssize_t depth = 0
     cdef char byte
     while True:
-        byte = _next(text)
+        byte = _skip_blanks(cursor)
         if byte == 0:
-            _bad(text, expected)
+            _fail_at(cursor, expected)
         if byte == 34:
-            _skip_string(text, expected)
+            _skip_string(cursor, expected)
         else:
             if byte == 123 or byte == 91:
                 depth += 1
             elif byte == 125 or byte == 93:
                 depth -= 1
             if depth < 0:
-                _bad(text, expected)
-            text.here += 1
+                _fail_at(cursor, expected)
+            cursor.here += 1
             if byte in (44, 58) and depth == 0:
-                text.here -= 1
+                cursor.here -= 1
                 return 0
-        if depth == 0 and (byte in (34, 125, 93) or _next(text) in (44, 125, 93)):
+        if depth == 0 and (byte in (34, 125, 93) or _skip_blanks(cursor) in (44, 125, 93)):
             return 0
 
 
-def find_lines(bytes frame not None):
+def find_lines_value(bytes frame not None):
     """Where the value of "lines" begins in {"report": {...}}; -1: it is not there, or well hidden."""
-    cdef Text text
+    cdef Cursor cursor
     cdef const char *begin = frame
     cdef const char *key
-    text.here = begin
-    text.end = begin + len(frame)
+    cursor.here = begin
+    cursor.end = begin + len(frame)
     try:
         for wanted in (b"\"report\"", b"\"lines\""):
-            _expect(&text, 123, "an object")
+            _expect_byte(&cursor, 123, "an object")
             while True:
-                _next(&text)
-                key = text.here
-                _skip_string(&text, "a key")
-                is_found = key[: text.here - key] == wanted
-                _expect(&text, 58, "a colon")
-                if is_found:
+                _skip_blanks(&cursor)
+                key = cursor.here
+                _skip_string(&cursor, "a key")
+                is_wanted = key[: cursor.here - key] == wanted
+                _expect_byte(&cursor, 58, "a colon")
+                if is_wanted:
                     break
-                _skip(&text, "a value")
-                _expect(&text, 44, "a comma")
+                _skip(&cursor, "a value")
+                _expect_byte(&cursor, 44, "a comma")
     except ProtocolError:
         return -1
-    return text.here - begin
+    return cursor.here - begin
 
 
 # Writing
@@ -532,7 +532,7 @@ cdef int _put_text(Buffer *buffer, str text) except -1:
     return 0
 
 
-cdef int _put_share(Buffer *buffer, str resource, const PackedShare *given, bint is_classic) except -1:
+cdef int _put_share(Buffer *buffer, str resource, const PackedShare *share, bint is_classic) except -1:
     """A resource and its share, and a comma."""
     cdef char *here
     cdef char *begin
@@ -540,15 +540,15 @@ cdef int _put_share(Buffer *buffer, str resource, const PackedShare *given, bint
     here = begin = room_for(buffer, 64)
     if is_classic:
         here[0] = 58
-        here = _number(here + 1, given.amount)
-        if given.amount < 1e15 and given.amount == floor(given.amount):
+        here = _number(here + 1, share.amount)
+        if share.amount < 1e15 and share.amount == floor(share.amount):
             memcpy(here, b".0", 2)  # as the classic central writes its floats
             here += 2
     else:
         memcpy(here, b":[", 2)
-        here = _number(here + 2, given.amount)
+        here = _number(here + 2, share.amount)
         here[0] = 44
-        here = _number(here + 1, safe_of(given))
+        here = _number(here + 1, safe_of(share))
         here[0] = 93
         here += 1
     here[0] = 44
@@ -556,47 +556,47 @@ cdef int _put_share(Buffer *buffer, str resource, const PackedShare *given, bint
     return 0
 
 
-def write_users(PackedShares shares not None, *, bint is_classic=False):
+def write_packed_shares(PackedShares shares not None, *, bint is_classic=False):
     """The object of user -> resource -> [amount, safe]; of the amount alone, if it is classic."""
     cdef Buffer buffer
     cdef Py_ssize_t i, count = shares.count
-    cdef PackedShare *given = shares.packed
+    cdef PackedShare *packed = shares.packed
     cdef PackedShare one
     cdef unsigned int *generations = shares.bucket_ids.generations
     cdef list names = shares.bucket_ids.names
     cdef set seen = set()
-    cdef dict late = {}
+    cdef dict repeated = {}
     cdef str last = None, user
     cdef tuple entry
-    # A user whose shares do not stand together got some after he had asked: the later ones count.
+    # A user whose shares are not contiguous got some in answer to an ask: the later ones count.
     for i in range(count):
-        if generations[given[i].bucket] == 0 or <int> (generations[given[i].bucket] - shares.last_generation) > 0:
+        if generations[packed[i].bucket] == 0 or <int> (generations[packed[i].bucket] - shares.last_generation) > 0:
             continue
-        user = <str> (<tuple> names[given[i].bucket])[0]
+        user = <str> (<tuple> names[packed[i].bucket])[0]
         if user is not last:
             if user in seen:
-                late.setdefault(user, {})
+                repeated.setdefault(user, {})
             else:
                 seen.add(user)
             last = user
-    if late:
+    if repeated:
         for i in range(count):
-            if generations[given[i].bucket] == 0 or <int> (generations[given[i].bucket] - shares.last_generation) > 0:
+            if generations[packed[i].bucket] == 0 or <int> (generations[packed[i].bucket] - shares.last_generation) > 0:
                 continue
-            entry = <tuple> names[given[i].bucket]
-            if entry[0] in late:
-                late[entry[0]][entry[1]] = (given[i].amount, safe_of(&given[i]))
+            entry = <tuple> names[packed[i].bucket]
+            if entry[0] in repeated:
+                repeated[entry[0]][entry[1]] = (packed[i].amount, safe_of(&packed[i]))
     memset(&buffer, 0, sizeof(Buffer))
     last = None
     try:
         room_for(&buffer, 64 * count + 2)
         put(&buffer, b"{", 1)
         for i in range(count):
-            if generations[given[i].bucket] == 0 or <int> (generations[given[i].bucket] - shares.last_generation) > 0:
+            if generations[packed[i].bucket] == 0 or <int> (generations[packed[i].bucket] - shares.last_generation) > 0:
                 continue
-            entry = <tuple> names[given[i].bucket]
+            entry = <tuple> names[packed[i].bucket]
             user = <str> entry[0]
-            if late and user in late:
+            if repeated and user in repeated:
                 continue
             if user is not last:
                 if last is not None:
@@ -605,15 +605,15 @@ def write_users(PackedShares shares not None, *, bint is_classic=False):
                 _put_text(&buffer, user)
                 put(&buffer, b":{", 2)
                 last = user
-            _put_share(&buffer, <str> entry[1], &given[i], is_classic)
+            _put_share(&buffer, <str> entry[1], &packed[i], is_classic)
         if last is not None:
             buffer.size -= 1
             put(&buffer, b"},", 2)
-        for user, resources in late.items():
+        for user, resources in repeated.items():
             _put_text(&buffer, user)
             put(&buffer, b":{", 2)
-            for resource, (given_amount, safe) in resources.items():
-                one = pack_share(0, given_amount, safe)
+            for resource, (share_amount, safe) in resources.items():
+                one = pack_share(0, share_amount, safe)
                 _put_share(&buffer, resource, &one, is_classic)
             buffer.size -= 1
             put(&buffer, b"},", 2)

@@ -1,11 +1,11 @@
-"""Binary frames: kinds, heads and names; their bulk is `_frames`' matter.
+"""Binary frames: their kinds, heads and names; the bulk is read and written by `_binary.pyx`.
 
 Numbers are little-endian. A frame begins with its kind and its flags; a name is a byte with its
 length and so many bytes of UTF-8. Each direction of a connection has a string table: an *entry* is
 a (service, user, resource); a frame that uses new ones introduces them first, and they are
 numbered in order, so that a line or a share names its entry by number, and the one after the
-line before by nothing at all. A flag says that the string table begins anew. docs/protocol.md has
-it byte by byte.
+line before by nothing at all. A flag says that the string table is reset. docs/protocol.md
+specifies the format.
 
 So frames must be read in the order they were written, and none may be left out: what is not to
 be sent must not be written.
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota, Share
 from sluicegate.quota.packed._report_lines import StringTable
-from sluicegate.quota.wire._binary import Introduced, read_entries, read_lines, read_shares
+from sluicegate.quota.wire._binary import StringTableWriter, read_entries, read_lines, read_shares
 from sluicegate.quota.wire.bounds import Bounds
 from sluicegate.quota.wire.validation import amount, fail, name, time, whole
 
@@ -26,7 +26,7 @@ __all__ = ["FrameReader", "FrameWriter"]
 
 _REPORT, _ASK, _ACK, _QUOTA = 1, 2, 3, 4  # the kinds
 
-_ANEW = 1  # flag of a report and a quota: the string table begins anew
+_RESET = 1  # flag of a report and a quota: the string table is reset
 _LEAVING = 2  # of a report
 _WHOLE = 2  # of a quota
 _LEADS = 1  # of an ack
@@ -71,11 +71,11 @@ class FrameReader:
     def _bytes(self, count: int) -> bytes:
         piece = self._frame[self._at : self._at + count]
         if len(piece) < count:
-            self._cut()
+            self._fail_truncated()
         self._at += count
         return piece
 
-    def _cut(self) -> NoReturn:
+    def _fail_truncated(self) -> NoReturn:
         raise ProtocolError(f"the frame ends after {len(self._frame)} bytes, expected more")
 
     def _take(self, form: struct.Struct) -> tuple[Any, ...]:
@@ -97,7 +97,7 @@ class FrameReader:
         if count > most:
             fail(f"the number of {what}", count, f"at most {most}")
         if count * least_bytes > len(self._frame) - self._at:
-            self._cut()
+            self._fail_truncated()
         return int(count)
 
     def _flags(self, flags: int, known: int) -> int:
@@ -105,20 +105,20 @@ class FrameReader:
             fail("flags", flags, f"none but those in {known}")
         return flags
 
-    def _introduce(self, flags: int, most: int) -> None:
-        """Take in the new entries of a frame."""
-        if flags & _ANEW:
+    def _read_new_entries(self, flags: int, most: int) -> None:
+        """Read the new entries of a frame into the string table."""
+        if flags & _RESET:
             self._string_table = StringTable()
         self._at = read_entries(self._frame, self._at, self._string_table, self._bounds, most)
 
     # Messages
 
     def _report(self, flags: int) -> Report:
-        self._flags(flags, _ANEW | _LEAVING)
+        self._flags(flags, _RESET | _LEAVING)
         node = self._name("node")
         boot, sequence, since, epoch, slot, sent, settled_slot = self._take(_REPORT_HEAD)
         most = self._bounds.lines
-        self._introduce(flags, most)
+        self._read_new_entries(flags, most)
         lines, self._at = read_lines(self._frame, self._at, self._string_table, most)
         return Report(
             node,
@@ -161,7 +161,7 @@ class FrameReader:
         )
 
     def _quota(self, flags: int) -> Quota:
-        self._flags(flags, _ANEW | _WHOLE)
+        self._flags(flags, _RESET | _WHOLE)
         central = self._name("central")
         epoch, version, slot, at, nodes = self._take(_QUOTA_HEAD)
         newcomers: dict[str, dict[str, float]] = {}
@@ -170,7 +170,7 @@ class FrameReader:
             for _ in range(self._count("newcomers", _U16, 10, self._bounds.resources)):
                 resource = self._name("resource")
                 shares[resource] = amount("newcomers", self._take(_F64)[0])
-        self._introduce(flags, self._bounds.entries)
+        self._read_new_entries(flags, self._bounds.entries)
         users: dict[str, dict[str, dict[str, Share]]] = {service: {} for service in newcomers}
         self._at = read_shares(
             self._frame, self._at, self._string_table, users, self._bounds.entries
@@ -199,7 +199,7 @@ class FrameWriter:
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._introduced = Introduced(bounds)
+        self._string_table_writer = StringTableWriter(bounds)
 
     def write(self, message: Report | Ask | Ack | Quota) -> bytes:
         writing = self.writing(message)
@@ -227,8 +227,8 @@ class FrameWriter:
         return frame
 
     def _report(self, report: Report) -> bytes:
-        anew, bulk = self._introduced.lines(report.lines)
-        flags = (_ANEW if anew else 0) | (_LEAVING if report.leaving else 0)
+        is_reset, bulk = self._string_table_writer.write_lines(report.lines)
+        flags = (_RESET if is_reset else 0) | (_LEAVING if report.leaving else 0)
         head = _REPORT_HEAD.pack(
             report.boot,
             report.sequence,
@@ -262,16 +262,16 @@ class FrameWriter:
             frame += _packed(service) + _U16.pack(len(part.newcomers))
             for resource, share in part.newcomers.items():
                 frame += _packed(resource) + _F64.pack(share)
-        parts = [(service, part.users) for service, part in quota.services.items()]
-        self._introduced.begin_shares(parts)
-        while not self._introduced.number_shares(parts):
+        services = [(service, part.users) for service, part in quota.services.items()]
+        self._string_table_writer.start_shares(services)
+        while not self._string_table_writer.resolve_shares(services):
             yield
-        anew, bulk = self._introduced.end_shares(parts)
+        is_reset, bulk = self._string_table_writer.write_shares(services)
         frame[0] = _QUOTA
-        frame[1] = (_ANEW if anew else 0) | (_WHOLE if quota.whole else 0)
+        frame[1] = (_RESET if is_reset else 0) | (_WHOLE if quota.whole else 0)
         free = [
             _U16.pack(number) + _packed(user)
-            for number, (_, users) in enumerate(parts)
+            for number, (_, users) in enumerate(services)
             if isinstance(users, dict)  # those of an assignment have shares
             for user, shares in users.items()
             if not shares

@@ -1,4 +1,4 @@
-"""What a frame may hold at most. Bytes from a network are held to these before they cost anything.
+"""The size limits of frames, checked before anything is allocated for a frame.
 
 The defaults are wide enough for a node with a hundred thousand users, and as many who have just
 gone; but no frame may be so long that others wait while it is read. Both ends must agree on them

@@ -1,11 +1,11 @@
-"""Text frames: a message as JSON with full names, for nodes that have no use for bytes.
+"""JSON frames: messages as JSON text with full names, for nodes without a binary codec.
 
     {"report": {...}}   {"ask": {...}}   {"ack": {...}}   {"quota": {...}}
 
-The keys are those of the values in `protocol`; a line is [consumed, rejected, requests, settled,
+The keys are the fields of `messages`; a line is [consumed, rejected, requests, settled,
 held], a share [amount, safe]. Keys that are not known here are ignored, so that the format can
-grow. Everything that is read is checked: a frame makes sense as a whole, or a ProtocolError says
-what does not.
+grow. Everything that is read is checked: a frame is valid as a whole, or a ProtocolError says what
+is not.
 """
 
 import json
@@ -16,7 +16,7 @@ from sluicegate.errors import ProtocolError
 from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota, Share
 from sluicegate.quota.packed._report_lines import PackedLines
 from sluicegate.quota.packed._shares import PackedShares
-from sluicegate.quota.wire._json_frames import TextEntries, find_lines, write_users
+from sluicegate.quota.wire._json_frames import JsonLineReader, find_lines_value, write_packed_shares
 from sluicegate.quota.wire.bounds import Bounds
 from sluicegate.quota.wire.validation import amount, fail, flag, name, time, whole
 
@@ -27,13 +27,13 @@ except ImportError:  # a node without the central's extra
 
 __all__ = ["read_answer", "read_message", "write_answer", "write_classic", "write_message"]
 
-_VERSION = 1 << 56
-_SHARES = 2  # in text, for each line that a report may have
-_USUAL = Bounds()
+_MAX_VERSION = 1 << 56
+_SHARES_PER_LINE = 2  # in text, for each line that a report may have
+_DEFAULT_BOUNDS = Bounds()
 
 
-def read_message(frame: str, entries: TextEntries, bounds: Bounds) -> Report | Ask:
-    """What a node has sent; `entries` are those of its connection."""
+def read_message(frame: str, line_reader: JsonLineReader, bounds: Bounds) -> Report | Ask:
+    """Read a report or an ask of a node; `line_reader` is that of its connection."""
     lines = None
     if len(frame) > bounds.frame_bytes:
         fail("the length of the frame", len(frame), f"at most {bounds.frame_bytes}")
@@ -41,16 +41,16 @@ def read_message(frame: str, entries: TextEntries, bounds: Bounds) -> Report | A
         packed = frame.encode()
     except UnicodeEncodeError as error:
         raise ProtocolError(f"the frame is not UTF-8: {error}") from error
-    begin = find_lines(packed)
+    begin = find_lines_value(packed)
     if begin >= 0:
         # The bulk is read by our own parser: to make a list of each line would cost more than
         # all that is done with it. The rest is JSON like any other.
-        lines, end = entries.parse(packed, begin, bounds)
+        lines, end = line_reader.parse(packed, begin, bounds)
         frame = f"{packed[:begin].decode()}{{}}{packed[end:].decode()}"
     kind, body = _open(frame, bounds, "report", "ask")
     if kind == "ask":
         return _ask(body, bounds)
-    return _report(body, lines or entries.pack(body.get("lines"), bounds), bounds)
+    return _report(body, lines or line_reader.pack(body.get("lines"), bounds), bounds)
 
 
 def read_answer(frame: str, bounds: Bounds) -> Ack | Quota:
@@ -80,7 +80,9 @@ def write_answer(answer: Ack | Quota, bounds: Bounds) -> str:
     return f'{{"quota":{{{_text(head)[1:-1]},"services":{{{services}}}}}}}'
 
 
-def write_classic(quota: Mapping[str, ServiceQuota], slot: int, bounds: Bounds = _USUAL) -> str:
+def write_classic(
+    quota: Mapping[str, ServiceQuota], slot: int, bounds: Bounds = _DEFAULT_BOUNDS
+) -> str:
     """What a classic node is told of `slot`."""
     _check_size(quota, bounds)
     services = ",".join(
@@ -95,15 +97,16 @@ def _check_size(quota: Mapping[str, ServiceQuota], bounds: Bounds) -> None:
     shares = sum(
         part.users.count for part in quota.values() if isinstance(part.users, PackedShares)
     )
-    if shares > _SHARES * bounds.lines:
+    if shares > _SHARES_PER_LINE * bounds.lines:
         raise ValueError(
-            f"text may have {_SHARES * bounds.lines} shares, got {shares}: binary frames take more"
+            f"too many shares in a JSON frame: got {shares}, expected at most "
+            f"{_SHARES_PER_LINE * bounds.lines}; use binary frames"
         )
 
 
 def _users(part: ServiceQuota, *, is_classic: bool = False) -> str:
     if isinstance(part.users, PackedShares):
-        return write_users(part.users, is_classic=is_classic).decode()
+        return write_packed_shares(part.users, is_classic=is_classic).decode()
     if is_classic:
         return _text(
             {
@@ -207,7 +210,7 @@ def _quota(body: dict[str, Any], bounds: Bounds) -> Quota:
     return Quota(
         name("central", body.get("central"), bounds.name_bytes),
         whole("epoch", body.get("epoch"), -1),
-        whole("version", body.get("version"), 0, _VERSION),
+        whole("version", body.get("version"), 0, _MAX_VERSION),
         whole("slot", body.get("slot"), -1),
         time("time", body.get("time")),
         whole("nodes", body.get("nodes"), 0, 1 << 32),

@@ -1,4 +1,4 @@
-"""Numbers and names out of a frame: each is what the protocol says, or a ProtocolError says why.
+"""Validation of the numbers and names in a frame; a ProtocolError says what is wrong.
 
 Amounts are from 0 to 1e18 in the resource's unit, times at most 1e12 s from zero, whole numbers
 below 2**53, so that a language with doubles only can hold them. Names are 1 to 200 bytes of
@@ -9,11 +9,11 @@ from typing import NoReturn
 
 from sluicegate.errors import ProtocolError
 
-__all__ = ["MOST", "amount", "fail", "flag", "name", "time", "whole"]
+__all__ = ["MAX_AMOUNT", "amount", "fail", "flag", "name", "time", "whole"]
 
-MOST = 1e18
-_LATEST = 1e12
-_WHOLE = 1 << 53
+MAX_AMOUNT = 1e18
+_MAX_SECONDS = 1e12
+_MAX_WHOLE = 1 << 53
 
 
 def fail(what: str, value: object, expected: str) -> NoReturn:
@@ -35,18 +35,18 @@ def name(what: str, value: object, most: int) -> str:
 
 
 def amount(what: str, value: object) -> float:
-    if type(value) in (int, float) and 0.0 <= value <= MOST:  # type: ignore[operator]
+    if type(value) in (int, float) and 0.0 <= value <= MAX_AMOUNT:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
-    fail(what, value, f"an amount from 0 to {MOST:g}")
+    fail(what, value, f"an amount from 0 to {MAX_AMOUNT:g}")
 
 
 def time(what: str, value: object) -> float:
-    if type(value) in (int, float) and -_LATEST <= value <= _LATEST:  # type: ignore[operator]
+    if type(value) in (int, float) and -_MAX_SECONDS <= value <= _MAX_SECONDS:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
-    fail(what, value, f"seconds from -{_LATEST:g} to {_LATEST:g}")
+    fail(what, value, f"seconds from -{_MAX_SECONDS:g} to {_MAX_SECONDS:g}")
 
 
-def whole(what: str, value: object, least: int = 0, most: int = _WHOLE) -> int:
+def whole(what: str, value: object, least: int = 0, most: int = _MAX_WHOLE) -> int:
     """A whole number from `least` to below `most`; 5.0 is one too: some languages know no other."""
     if type(value) is float and value.is_integer():
         value = int(value)

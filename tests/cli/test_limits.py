@@ -260,8 +260,8 @@ def test_a_url_that_is_none_is_told(url: str, capsys: pytest.CaptureFixture[str]
         (["front", "ann", "requests=1", "requests=2"], "expected 'requests' once"),
         (["front", "ann", "requests=-1"], "requests must be a number from 0 to 1e+15, got -1.0"),
         (["front", "ann", "requests=nan"], "got nan"),
-        (["front", "", "requests=1"], "user must be a name that is not empty"),
-        (["front", "ann", "user=1"], "a resource must not be called"),
+        (["front", "", "requests=1"], "user must be a non-empty name"),
+        (["front", "ann", "user=1"], "a resource must not be named"),
     ],
 )
 def test_what_is_no_limit_is_told_before_it_is_sent(

@@ -42,8 +42,8 @@ def test_an_empty_file_has_no_entries() -> None:
     [
         ('user = "a"\nreads = 1', "service is missing, expected a name"),
         ('service = "s"\nreads = 1', "user is missing, expected a name"),
-        ('service = ""\nuser = "a"\nreads = 1', "service must be a name that is not empty, got ''"),
-        ('service = "s"\nuser = 7\nreads = 1', "user must be a name that is not empty, got 7"),
+        ('service = ""\nuser = "a"\nreads = 1', "service must be a non-empty name, got ''"),
+        ('service = "s"\nuser = 7\nreads = 1', "user must be a non-empty name, got 7"),
         ('service = "s"\nuser = "a\\u0007"\nreads = 1', "no control characters, got 'a\\x07'"),
         (f'service = "s"\nuser = "{"a" * 257}"\nreads = 1', "at most 200 bytes of UTF-8, got 257"),
         (
@@ -59,7 +59,7 @@ def test_an_empty_file_has_no_entries() -> None:
         ('service = "s"\nuser = "a"\nreads = inf', "from 0 to 1e+15, got inf"),
         ('service = "s"\nuser = "a"\nreads = true', "from 0 to 1e+15, got True"),
         ('service = "s"\nuser = "a"\nreads = "5/s"', "from 0 to 1e+15, got '5/s'"),
-        ('service = "s"\nuser = "a"\n"" = 5', "a resource must be a name that is not empty"),
+        ('service = "s"\nuser = "a"\n"" = 5', "a resource must be a non-empty name"),
         ('service = "s"\nuser = "a"\nreads = 5\nburst_seconds = -1', "burst_seconds must be"),
         ('service = "front"\nuser = "*"\nreads = 5', "got a second one after limit 2"),
     ],
@@ -109,7 +109,7 @@ def test_an_entry_checks_itself() -> None:
         Entry("s", "u", rates={f"r{number}": 1.0 for number in range(9)})
     with pytest.raises(ValueError, match="at least one resource"):
         Entry("s", "u")
-    with pytest.raises(ValueError, match="must not be called .*: 'user'"):
+    with pytest.raises(ValueError, match="must not be named .*, got 'user'"):
         Entry("s", "u", rates={"user": 1.0})
 
 

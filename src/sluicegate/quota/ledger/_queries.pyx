@@ -49,7 +49,7 @@ def count_overshoots(ServiceLedger service_ledger not None, long long slot, edge
     cdef double ratio
     cdef Bucket *bucket
     if n > MAX_EDGES:
-        raise ValueError(f"edges must be at most {MAX_EDGES}, got {n}")
+        raise ValueError(f"edges must have at most {MAX_EDGES} values, got {n}")
     for i in range(n):
         edge[i] = edges[i]
         counts[i] = 0

@@ -192,8 +192,8 @@ cdef class ServiceLedger:
                     and requests >= 0
                 ):
                     raise ProtocolError(
-                        f"node {node_id!r} reports {line!r} for {user!r} and {resource!r}: expected names, and "
-                        f"amounts from 0 to {MAX_AMOUNT:g} with settled not above consumed"
+                        f"invalid line of node {node_id!r} for user {user!r} and resource {resource!r}: got {line!r}, "
+                        f"expected names, and amounts from 0 to {MAX_AMOUNT:g} with settled not above consumed"
                     )
 
     @staticmethod
@@ -205,8 +205,8 @@ cdef class ServiceLedger:
                 for resource, amount in (<dict?> resources).items():
                     if type(user) is not str or type(resource) is not str or not _is_amount(amount, most):
                         raise ProtocolError(
-                            f"node {node_id!r} reports {amount!r} for {user!r} and {resource!r}: expected names, "
-                            f"and numbers from 0 to {MAX_AMOUNT:g}"
+                            f"invalid count of node {node_id!r} for user {user!r} and resource {resource!r}: "
+                            f"got {amount!r}, expected names, and numbers from 0 to {most:g}"
                         )
             most = 2147483648.0  # of requests
 
@@ -214,9 +214,9 @@ cdef class ServiceLedger:
         """The number of a node, for a caller that is about to change the ledger."""
         cdef int node = self.nodes.number_of(node_id)
         if node < 0:
-            raise ValueError(f"node must be one that has reported, got {node_id!r}")
+            raise ValueError(f"unknown node: must be one that has reported, got {node_id!r}")
         if self.is_assigning:
-            raise RuntimeError("nothing can be booked or asked for in the middle of an assignment")
+            raise RuntimeError("cannot book a report or grant a share from within an assignment")
         return node
 
     def record(
@@ -298,7 +298,7 @@ cdef class ServiceLedger:
         cdef Delta delta
         cdef Py_ssize_t i, coming
         if not 0 <= begin <= end <= lines.count:
-            raise ValueError(f"expected lines from 0 to {lines.count}, got {begin} to {end}")
+            raise ValueError(f"lines must be within 0 to {lines.count}, got {begin} to {end}")
         if begin == end:
             return usage
         refs = lines.string_table.refs
@@ -348,7 +348,7 @@ cdef class ServiceLedger:
         cdef BucketRef *ref
         cdef const PackedLine *packed = lines.lines
         if not 0 <= begin <= end <= lines.count:
-            raise ValueError(f"expected lines from 0 to {lines.count}, got {begin} to {end}")
+            raise ValueError(f"lines must be within 0 to {lines.count}, got {begin} to {end}")
         if begin < end:
             self._drop_foreign_refs(lines.string_table, lines.string_table.refs[packed[begin].entry].service)
         while begin < end and most > 0:
@@ -535,7 +535,7 @@ cdef class ServiceLedger:
         in one go, so for a bucket it is as if they had come before the assignment or after it.
         """
         if self.is_assigning:
-            raise RuntimeError("an assignment is going on already")
+            raise RuntimeError("cannot start an assignment from within another one")
         if self.phase == NOT_ASSIGNING:
             if slot <= self.assigned:
                 return True
@@ -545,7 +545,7 @@ cdef class ServiceLedger:
             self.rule_error = None
             self._prepare_buffers(slot, reset=True)
         elif slot != self.assigning_slot:
-            raise RuntimeError(f"the assignment of slot {self.assigning_slot} is going on, got {slot}")
+            raise RuntimeError(f"the assignment of slot {self.assigning_slot} is still in progress, got slot {slot}")
         try:
             if self.phase == ASSIGNING and not self._assign_buckets(cells):
                 return False
@@ -828,10 +828,13 @@ cdef class ServiceLedger:
         ]
         shares = list(self.rule(user, resource, budget, bucket.rate, demands))
         if len(shares) != len(demands):
-            raise ValueError(f"the assignment rule gave {len(shares)} shares for {len(demands)} nodes")
+            raise ValueError(f"assignment rule returned {len(shares)} shares, expected {len(demands)}: one per node")
         is_sane = all(isfinite(share) and share >= 0.0 for share in shares)
         if not is_sane or sum(shares) > max(budget, 0.0) * (1.0 + SLACK):
-            raise ValueError(f"the assignment rule gave {shares!r} out of {budget!r}")
+            raise ValueError(
+                f"assignment rule returned invalid shares {shares!r}, expected amounts from 0 up, "
+                f"in total at most {budget!r}"
+            )
         given = iter(shares)
         for i in range(bucket.count):
             if self.demands[i].per_slot >= 0.0:
@@ -1079,19 +1082,22 @@ cdef class ServiceLedger:
         cdef int j, node
         cdef bint is_silent
         if self.count:
-            raise ValueError("only a new service ledger can be loaded, this one has buckets already")
+            raise ValueError(f"cannot load into a service ledger in use: it has {self.count} buckets, expected none")
         if len(numbers) != len(names) * <Py_ssize_t> sizeof(row) or len(cells) % sizeof(NodeCell):
-            raise ValueError("the numbers do not fit the names")
+            raise ValueError(
+                f"the dump of {len(names)} buckets has {len(numbers)} bytes of numbers, {len(cells)} bytes of cells, "
+                f"expected {len(names) * sizeof(row)}, and a multiple of {sizeof(NodeCell)}"
+            )
         for i in range(len(names)):
             memcpy(row, packed + i * sizeof(row), sizeof(row))
             for j in range(6):
                 if not isfinite(row[j]):
-                    raise ValueError(f"bucket {names[i]!r} has a number that is not finite")
+                    raise ValueError(f"bucket {names[i]!r} has the number {row[j]!r}, expected a finite one")
             if not 0 <= row[4] <= len(nodes):
-                raise ValueError(f"bucket {names[i]!r} has {row[4]!r} cells, of {len(nodes)} nodes")
+                raise ValueError(f"bucket {names[i]!r} has {row[4]!r} cells, expected 0 to {len(nodes)}: one per node")
             total += <Py_ssize_t> row[4]
         if total * <Py_ssize_t> sizeof(NodeCell) != len(cells):
-            raise ValueError("the cells do not fit the buckets")
+            raise ValueError(f"the dump has {len(cells)} bytes of cells, expected {total * sizeof(NodeCell)}")
         self.assigned = assigned
         for i in range(len(names)):
             memcpy(row, packed + i * sizeof(row), sizeof(row))

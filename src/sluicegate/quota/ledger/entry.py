@@ -73,7 +73,9 @@ class Entry:
         for resource, rate in self.rates.items():
             _name("a resource", resource, _MAX_NAME_BYTES)
             if resource in _KEYS:
-                raise ValueError(f"a resource must not be called {', '.join(_KEYS)}: {resource!r}")
+                raise ValueError(
+                    f"a resource must not be named {', '.join(_KEYS)}, got {resource!r}"
+                )
             rates[resource] = _amount(resource, rate)
         object.__setattr__(self, "rates", rates)
 
@@ -83,7 +85,7 @@ def read_entries(text: str) -> tuple[list[Entry], list[str]]:
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also of a number with 5,000 digits
-        raise ConfigError(f"the limits are not valid TOML: {error}") from None
+        raise ConfigError(f"limits are not valid TOML: {error}") from None
     issues = [
         f"expected only [[limit]] tables, got {key!r}; skipped"
         for key in document
@@ -158,7 +160,7 @@ def _owner_text(table: object) -> str:
 
 def _name(what: str, value: object, longest: int) -> None:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{what} must be a name that is not empty, got {value!r}")
+        raise ValueError(f"{what} must be a non-empty name, got {value!r}")
     size = len(value.encode(errors="surrogatepass"))
     if size > longest:
         raise ValueError(
@@ -167,9 +169,9 @@ def _name(what: str, value: object, longest: int) -> None:
     if value.isascii() and value.isprintable():
         return  # as nearly all are, and a file may have many
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value):
-        raise ValueError(f"{what} must have no control characters, got {value!r}")
+        raise ValueError(f"{what} must contain no control characters, got {value!r}")
     if any(0xD800 <= ord(character) < 0xE000 for character in value):
-        raise ValueError(f"{what} must be text that can be written as UTF-8, got {value!r}")
+        raise ValueError(f"{what} must be text that UTF-8 can encode, got {value!r}")
 
 
 def _amount(what: str, value: object) -> float:

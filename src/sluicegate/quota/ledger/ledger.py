@@ -172,7 +172,7 @@ class Ledger:
 
     def _rebase(self, slot: int) -> None:
         """The clock has gone back by more than can be waited for."""
-        _logger.warning("the clock went back from slot %d to %d", self._assigned, slot)
+        _logger.warning("clock went back from slot %d to %d", self._assigned, slot)
         self._assigned = slot - 1
         for _ in self._limit_change:
             pass
@@ -238,7 +238,7 @@ class Ledger:
             return call(*arguments)
         except Exception:
             self.errors[name] = self.errors.get(name, 0) + 1
-            _logger.exception("the service %r failed; the others go on", name)
+            _logger.exception("service %r failed; other services continue", name)
             return None
 
     # Booking
@@ -251,8 +251,9 @@ class Ledger:
         self.begin(slot)
         if not 0 <= report.since <= report.sequence < _MAX_SEQUENCE:
             raise ProtocolError(
-                f"node {report.node!r} sends report {report.sequence!r} since {report.since!r}, "
-                f"expected whole numbers below {_MAX_SEQUENCE}, the second not above the first"
+                f"invalid report of node {report.node!r}: sequence {report.sequence!r}, since "
+                f"{report.since!r}, expected whole numbers below {_MAX_SEQUENCE}, since not above "
+                f"sequence"
             )
         if not isinstance(report.lines, PackedLines):  # those are checked where they are read
             for users in report.lines.values():
@@ -381,8 +382,8 @@ class Ledger:
         self.begin(slot)
         if sent_in > slot + _CLASSIC_HISTORY_SLOTS:
             raise ProtocolError(
-                f"node {node!r} reports in slot {sent_in!r}, expected at most "
-                f"{_CLASSIC_HISTORY_SLOTS} slots after {slot}: check the clock of the node"
+                f"invalid report of node {node!r}: sent in slot {sent_in!r}, expected at most "
+                f"{_CLASSIC_HISTORY_SLOTS} slots after {slot}; check the clock of the node"
             )
         for name in {**consumption, **rejection}:
             ServiceLedger.check_slot(node, consumption.get(name, {}), rejection.get(name, {}))
@@ -565,7 +566,7 @@ class Ledger:
         saved beyond a bucket's capacity is lost, debts are not.
         """
         if self._first is not None:
-            raise ValueError("only a ledger that has booked nothing yet can be restored")
+            raise ValueError("cannot restore into a ledger in use: it must have booked nothing yet")
         head, dumps = unpack(packed)
         if head["slot_seconds"] != self.slot_seconds:
             raise SlotLengthMismatch(
@@ -576,7 +577,7 @@ class Ledger:
                 self._load(head, dumps)
         except (ValueError, TypeError, LookupError) as error:
             self._clear()
-            raise ConfigError(f"the snapshot makes no sense: {error!r}") from error
+            raise ConfigError(f"invalid snapshot: {error!r}") from error
 
     def _load(self, head: dict[str, Any], dumps: dict[str, ServiceLedgerDump]) -> None:
         self.begin(head["first"])

@@ -81,7 +81,6 @@ def installed_services() -> dict[str, MakeService]:
             services[point.name] = point.load()
         except Exception as error:
             raise ConfigError(
-                f"the service {point.name!r} of the entry point {point.value!r} cannot be loaded: "
-                f"{error!r}"
+                f"cannot load service {point.name!r} of the entry point {point.value!r}: {error!r}"
             ) from error
     return services

@@ -48,22 +48,25 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, ServiceLedgerDump]]
     """The head and the dumps of a snapshot, or a ConfigError that says what is wrong with it."""
     if len(packed) < _START.size:
         raise ConfigError(
-            f"the snapshot has {len(packed)} bytes, expected {_START.size} or more: it is torn"
+            f"truncated snapshot: got {len(packed)} bytes, expected at least {_START.size}"
         )
     magic, version, cell_size, crc = _START.unpack_from(packed)
     if magic != MAGIC:
-        raise ConfigError(f"this is no snapshot of a ledger: it begins with {magic!r}")
+        raise ConfigError(
+            f"not a ledger snapshot: expected it to begin with {MAGIC!r}, got {magic!r}"
+        )
     if (version, cell_size) != (VERSION, CELL_SIZE):
         raise ConfigError(
-            f"the snapshot is of layout {version}/{cell_size}, expected {VERSION}/{CELL_SIZE}"
+            f"unsupported snapshot layout: got version {version} with cells of {cell_size} bytes, "
+            f"expected {VERSION} and {CELL_SIZE}"
         )
     body = packed[_START.size :]
     if zlib.crc32(body) != crc:
-        raise ConfigError("the snapshot's check sum is wrong: it is torn or was changed")
+        raise ConfigError("snapshot checksum mismatch: the snapshot is truncated or was changed")
     try:
         return _sections(body)
     except (ValueError, IndexError, TypeError, struct.error) as error:
-        raise ConfigError(f"the snapshot makes no sense: {error}") from error
+        raise ConfigError(f"invalid snapshot: {error}") from error
 
 
 def _sections(body: bytes) -> tuple[dict[str, Any], dict[str, ServiceLedgerDump]]:
@@ -76,7 +79,7 @@ def _sections(body: bytes) -> tuple[dict[str, Any], dict[str, ServiceLedgerDump]
         at += length
     head = json.loads(sections[0])
     if not isinstance(head, dict) or not head.keys() >= _HEAD:
-        raise ValueError(f"its head has no {sorted(_HEAD)}")
+        raise ValueError(f"the head must have the keys {sorted(_HEAD)}, got {head!r}")
     dumps = {}
     for i in range(1, len(sections), 4):
         name, names, numbers, cells = sections[i : i + 4]

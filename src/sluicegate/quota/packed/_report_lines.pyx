@@ -34,7 +34,7 @@ cdef class StringTable:
     def __getitem__(self, Py_ssize_t entry):
         """(service, user, resource)"""
         if not 0 <= entry < self.count:
-            raise IndexError(f"expected an entry below {self.count}, got {entry}")
+            raise IndexError(f"entry must be below {self.count}, got {entry}")
         return self.services[self.refs[entry].service], *self.names[entry]
 
     cdef int add(self, str service, str user, str resource) except -1:

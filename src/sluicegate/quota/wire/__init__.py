@@ -40,7 +40,9 @@ class CentralWire:
             return json_frames.read_message(frame, self._line_reader, self._bounds)
         message = self._reader.read(frame)
         if not isinstance(message, Report | Ask):
-            raise ProtocolError(f"a node sends {type(message).__name__}, expected Report or Ask")
+            raise ProtocolError(
+                f"invalid message: got {type(message).__name__}, expected Report or Ask"
+            )
         return message
 
     def write(self, message: Ack | Quota) -> bytes | str:
@@ -71,7 +73,9 @@ class NodeWire:
             return json_frames.read_answer(frame, self._bounds)
         message = self._reader.read(frame)
         if not isinstance(message, Ack | Quota):
-            raise ProtocolError(f"a central sends {type(message).__name__}, expected Ack or Quota")
+            raise ProtocolError(
+                f"invalid message: got {type(message).__name__}, expected Ack or Quota"
+            )
         return message
 
     def write(self, message: Report | Ask) -> bytes | str:

@@ -60,7 +60,7 @@ cdef Py_ssize_t MAX_LINE_BYTES = 1 + 4 + 8 + 8 + 4 + 4 + 8
 # Reading
 
 cdef int _fail_truncated(bytes frame) except -1:
-    raise ProtocolError(f"the frame ends after {len(frame)} bytes, expected more")
+    raise ProtocolError(f"truncated frame: got {len(frame)} bytes, expected more")
 
 
 cdef unsigned int _count(bytes frame, Py_ssize_t at, Py_ssize_t least, Py_ssize_t most, str what) except? 0:
@@ -121,7 +121,7 @@ def read_entries(bytes frame not None, Py_ssize_t at, StringTable string_table n
             at += 1 + <unsigned char> data[at]
             string_table.user_count += 1
             if string_table.user_count > max_users:
-                raise ProtocolError(f"there are {string_table.user_count} users, expected at most {max_users}")
+                raise ProtocolError(f"the number of users is {string_table.user_count}, expected at most {max_users}")
         if service is None or user is None:
             raise ProtocolError("the first new entry of the frame has no service or no user, expected both")
         resource = _name(frame, at, name_bytes, "resource")
@@ -161,7 +161,7 @@ def read_lines(bytes frame not None, Py_ssize_t at, StringTable string_table not
             number = whole
             here += 4
         if number >= string_table.count:
-            raise ProtocolError(f"a line is of entry {number}, expected a number below {string_table.count}")
+            raise ProtocolError(f"the entry of a line is {number}, expected a number below {string_table.count}")
         line.entry = <int> number
         if form & CONSUMED_REAL:
             memcpy(&line.consumed, here, 8)
@@ -190,8 +190,8 @@ def read_lines(bytes frame not None, Py_ssize_t at, StringTable string_table not
             here += 8
         if not (0.0 <= line.settled <= line.consumed <= MAX_AMOUNT and 0.0 <= line.held <= MAX_AMOUNT):
             raise ProtocolError(
-                f"a line of {string_table[line.entry]!r} has consumed {line.consumed!r}, settled {line.settled!r}, "
-                f"held {line.held!r}: expected amounts from 0 to {MAX_AMOUNT:g}, settled not above consumed"
+                f"invalid line of {string_table[line.entry]!r}: consumed {line.consumed!r}, settled {line.settled!r}, "
+                f"held {line.held!r}, expected amounts from 0 to {MAX_AMOUNT:g}, settled not above consumed"
             )
         lines.count += 1
     lines.group_by_service()
@@ -235,7 +235,8 @@ def read_shares(
             _fail_truncated(frame)
         if first + <Py_ssize_t> count > string_table.count:
             raise ProtocolError(
-                f"a share is of entry {first + <Py_ssize_t> count - 1}, expected a number below {string_table.count}"
+                f"the entry of a share is {first + <Py_ssize_t> count - 1}, "
+                f"expected a number below {string_table.count}"
             )
         for number in range(first, first + count):
             memcpy(&amount, data + at, 4)
@@ -249,7 +250,7 @@ def read_shares(
                 users = services.get(string_table.services[service])
                 if users is None:
                     raise ProtocolError(
-                        f"a share is of the service {string_table.services[service]!r}, expected one of this quota"
+                        f"the service of a share is {string_table.services[service]!r}, expected one of this quota"
                     )
                 last_service = service
                 last_user = None
@@ -459,7 +460,7 @@ cdef class StringTableWriter:
             else:
                 used += sum(map(len, users.values()))
         if used > self.max_entries:
-            raise ValueError(f"a frame may have {self.max_entries} shares, got {used}")
+            raise ValueError(f"too many shares in a frame: got {used}, expected at most {self.max_entries}")
         if used > self.share_entries_room:
             grown = <int *> realloc(self.share_entries, used * sizeof(int))
             if grown == NULL:
@@ -499,7 +500,7 @@ cdef class StringTableWriter:
         if self.is_reset:
             self.reset()
             raise ValueError(
-                f"a frame may have {self.max_entries} shares of {self.max_users} users, got more"
+                f"too many shares in a frame: expected at most {self.max_entries} of {self.max_users} users, got more"
             )
         self.is_reset = True
         self.reset()
@@ -578,7 +579,7 @@ cdef class StringTableWriter:
         packed = lines if type(lines) is PackedLines else pack_lines(lines)
         used = packed.count
         if used > self.max_lines:
-            raise ValueError(f"a report may have {self.max_lines} lines, got {used}")
+            raise ValueError(f"too many lines in a report: got {used}, expected at most {self.max_lines}")
         is_reset = self.needs_reset(used)
         if is_reset:
             self.reset()
@@ -591,7 +592,7 @@ cdef class StringTableWriter:
                 user_count = self.user_count
                 self.reset()
                 raise ValueError(
-                    f"a report may have {self.max_entries} lines of {self.max_users} users, "
+                    f"too many lines in a report: expected at most {self.max_entries} of {self.max_users} users, "
                     f"got {used} of {user_count}"
                 )
         memset(&buffer, 0, sizeof(Buffer))
@@ -699,7 +700,7 @@ cdef int _write_line(Buffer *buffer, int entry, int expected, PackedLine *line) 
     cdef char *begin = here
     if not (0.0 <= settled <= consumed <= MAX_AMOUNT and 0.0 <= held <= MAX_AMOUNT):
         raise ValueError(
-            f"expected amounts from 0 to {MAX_AMOUNT:g}, settled not above consumed, "
+            f"invalid line: expected amounts from 0 to {MAX_AMOUNT:g}, settled not above consumed, "
             f"got {(consumed, refused, served, settled, held)!r}"
         )
     here += 1

@@ -10,7 +10,7 @@ cdef extern from "Python.h":
 cdef extern from *:
     """
     #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    #error "frames are little-endian, and so must the machine be"
+    #error "frames are little-endian: a little-endian machine is required"
     #endif
     """
 
@@ -44,7 +44,7 @@ cdef inline int put_name(Buffer *buffer, str name) except -1:
     cdef const char *text = PyUnicode_AsUTF8AndSize(name, &size)
     cdef unsigned char length = <unsigned char> size
     if not 0 < size < 256:
-        raise ValueError(f"a name must have 1 to 200 bytes, got {name!r}")
+        raise ValueError(f"a name must have 1 to 200 bytes of UTF-8, got {name!r}")
     put(buffer, &length, 1)
     return put(buffer, text, size)
 

@@ -73,7 +73,7 @@ cdef class JsonLineReader:
         self._reset_table()
 
     def __reduce__(self):
-        raise TypeError("entries belong to one connection: they cannot be copied")
+        raise TypeError("a JsonLineReader belongs to one connection: it cannot be copied or pickled")
 
     cdef int _reset_table(self) except -1:
         self.string_table = StringTable()
@@ -144,13 +144,13 @@ cdef class JsonLineReader:
         cdef dict users
         cdef bint is_plain
         if not 0 <= begin <= len(frame):
-            raise ValueError(f"expected a place in {len(frame)} bytes, got {begin}")
+            raise ValueError(f"begin must be from 0 to {len(frame)}, got {begin}")
         cursor.here = data + begin
         cursor.end = data + len(frame)
         for i in range(begin, len(frame)):
             most += data[i] == 91
         if most > bounds.lines:
-            raise ProtocolError(f"the report has {most} lines, expected at most {bounds.lines}")
+            raise ProtocolError(f"the number of lines is {most}, expected at most {bounds.lines}")
         if self.string_table.count > max(MIN_ENTRIES, SPARSE_FACTOR * most):
             self._reset_table()
         packed = PackedLines(self.string_table)
@@ -168,7 +168,7 @@ cdef class JsonLineReader:
             while has_more_users:
                 users_left -= 1
                 if users_left < 0:
-                    raise ProtocolError(f"the report has too many users, expected at most {bounds.users}")
+                    raise ProtocolError(f"too many users in the report, expected at most {bounds.users}")
                 entry = self._parse_user(&cursor, packed, service, users, entry, bounds)
                 has_more_users = _has_next(&cursor, 125)
             has_more = _has_next(&cursor, 125)
@@ -224,7 +224,7 @@ cdef class JsonLineReader:
                 if number is None:
                     _check_name("resource", resource, bounds.name_bytes)
                     if string_table.count >= 2 * bounds.entries:
-                        raise ProtocolError(f"a connection may name {bounds.entries} entries, expected no more")
+                        raise ProtocolError(f"too many entries on the connection, expected at most {bounds.entries}")
                     number = numbers[resource] = string_table.count
                     string_table.add(service, user, resource)
                     service_number = string_table.service_numbers[service]
@@ -276,7 +276,7 @@ cdef struct Cursor:
 
 cdef int _fail_at(Cursor *cursor, str expected) except -1:
     shown = cursor.here[: min(20, cursor.end - cursor.here)]
-    raise ProtocolError(f"the lines go on with {shown!r}, expected {expected}")
+    raise ProtocolError(f"invalid JSON in the lines: got {shown!r}, expected {expected}")
 
 
 cdef inline char _skip_blanks(Cursor *cursor) noexcept:
@@ -352,7 +352,7 @@ cdef str _decoded(const char *begin, const char *end, bint is_plain):
             return PyUnicode_DecodeUTF8(begin + 1, end - begin - 2, NULL)
         return json.loads(begin[: end - begin])
     except ValueError as error:
-        raise ProtocolError(f"{begin[: end - begin]!r} is not a name in JSON: {error}") from error
+        raise ProtocolError(f"invalid JSON string {begin[: end - begin]!r}: {error}") from error
 
 
 cdef inline double _real(Cursor *cursor) except? -1.0:
@@ -393,14 +393,14 @@ cdef double _long_real(Cursor *cursor) except? -1.0:
     try:
         return amount("a number of a line", json.loads(number))
     except ValueError as error:
-        raise ProtocolError(f"a number of a line is {number!r}: {error}") from error
+        raise ProtocolError(f"invalid number {number!r} in a line: {error}") from error
 
 
 cdef inline unsigned int _whole(Cursor *cursor) except? 0xFFFFFFFF:
     """A number of requests; it wraps at 2**32."""
     cdef double value = _real(cursor)
     if value != floor(value):
-        _fail_at(cursor, "the line after a whole number")
+        _fail_at(cursor, "a whole number before it")
     return <unsigned int> (<unsigned long long> value)
 
 

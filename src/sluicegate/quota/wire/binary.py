@@ -63,7 +63,7 @@ class FrameReader:
         else:
             fail("the kind of the frame", kind, "1, 2, 3 or 4")
         if self._at != len(frame):
-            fail("what is left of the frame", len(frame) - self._at, "0 bytes")
+            fail("the number of bytes after the message", len(frame) - self._at, "0")
         return message
 
     # Pieces
@@ -76,7 +76,7 @@ class FrameReader:
         return piece
 
     def _fail_truncated(self) -> NoReturn:
-        raise ProtocolError(f"the frame ends after {len(self._frame)} bytes, expected more")
+        raise ProtocolError(f"truncated frame: got {len(self._frame)} bytes, expected more")
 
     def _take(self, form: struct.Struct) -> tuple[Any, ...]:
         return form.unpack(self._bytes(form.size))
@@ -102,7 +102,7 @@ class FrameReader:
 
     def _flags(self, flags: int, known: int) -> int:
         if flags & ~known:
-            fail("flags", flags, f"none but those in {known}")
+            fail("flags", flags, f"no bits but those of {known}")
         return flags
 
     def _read_new_entries(self, flags: int, most: int) -> None:
@@ -179,7 +179,7 @@ class FrameReader:
         for _ in range(self._count("free users", _U32, 4, self._bounds.entries)):
             (number,) = self._take(_U16)
             if number >= len(order):
-                fail("a service", number, f"a number below {len(order)}")
+                fail("the service of a free user", number, f"a number below {len(order)}")
             users[order[number]][self._name("user")] = {}
         services = {name: ServiceQuota(users[name], newcomers[name]) for name in order}
         return Quota(
@@ -222,7 +222,8 @@ class FrameWriter:
             frame = yield from self._quota(message)
         if len(frame) > self._bounds.frame_bytes:
             raise ValueError(
-                f"the frame has {len(frame)} bytes, expected at most {self._bounds.frame_bytes}"
+                f"frame too large: got {len(frame)} bytes, "
+                f"expected at most {self._bounds.frame_bytes}"
             )
         return frame
 
@@ -282,5 +283,5 @@ class FrameWriter:
 def _packed(text: str) -> bytes:
     packed = text.encode()
     if not 0 < len(packed) < 256:
-        raise ValueError(f"a name must have 1 to 200 bytes, got {text!r}")
+        raise ValueError(f"a name must have 1 to 200 bytes of UTF-8, got {text!r}")
     return bytes((len(packed),)) + packed

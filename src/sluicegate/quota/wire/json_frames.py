@@ -93,7 +93,7 @@ def write_classic(
 
 
 def _check_size(quota: Mapping[str, ServiceQuota], bounds: Bounds) -> None:
-    """Text is written in one go, so there is a bound."""
+    """Raise ValueError if a quota is too large for a JSON frame, which is written in one step."""
     shares = sum(
         part.users.count for part in quota.values() if isinstance(part.users, PackedShares)
     )

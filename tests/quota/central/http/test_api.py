@@ -121,7 +121,7 @@ def test_all_limits_are_replaced_at_once(central: SocketlessCentral, client: Tes
         (b"[]", 422, "must be a JSON object, got []"),
         (b"{}", 422, "service is missing, expected a name"),
         (b'{"service": "s", "user": "u"}', 422, "at least one resource, got none"),
-        (b'{"service": "s", "user": 5, "r": 1}', 422, "user must be a name"),
+        (b'{"service": "s", "user": 5, "r": 1}', 422, "user must be a non-empty name"),
         (b'{"service": "s", "user": "u", "r": -1}', 422, "r must be a number from 0 to 1e+15"),
         (b'{"service": "s", "user": "u", "r": true}', 422, "got True"),
         (b'{"service": "s", "user": "u", "r": 1e400}', 400, "not valid JSON"),

@@ -194,5 +194,5 @@ def test_the_busiest_are_found_among_many() -> None:
     assert usage_of(service_ledger, "user-3", 100, 10)["r0"] == (4.0, 0.0, 4.0, 0.0)
     assert usage_of(service_ledger, "nobody", 100, 10) == {}
     assert sum(count_overshoots(service_ledger, 100, [0.0], 0, 400)) == 400
-    with pytest.raises(ValueError, match="at most 64, got 65"):
+    with pytest.raises(ValueError, match="at most 64 values, got 65"):
         count_overshoots(service_ledger, 100, [0.0] * 65, 0, 1)

@@ -321,15 +321,15 @@ def test_the_string_table_is_reset_when_users_come_and_go() -> None:
     bounds = Bounds(users=3000)
     node, central = NodeWire(bounds=bounds), CentralWire(bounds)
     line = Line(1.0, 0, 1, 0.0, 0.0)
-    anew = 0
+    resets = 0
     for sequence in range(60):
         users = {f"user-{sequence * 200 + number}": {"requests": line} for number in range(400)}
         report = Report("n", 1, sequence, -1, 0, 5, 0.5, {"front": users})
         frame = node.write(report)
         assert isinstance(frame, bytes)
-        anew += frame[1] & 1
+        resets += frame[1] & 1
         assert central.read(frame) == report
-    assert 3 <= anew <= 20
+    assert 3 <= resets <= 20
 
 
 def test_a_line_that_is_told_again_takes_thirteen_bytes() -> None:

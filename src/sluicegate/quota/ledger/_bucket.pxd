@@ -62,7 +62,7 @@ cdef struct Bucket:
 
 
 cdef inline int position_of(Bucket *bucket, int node) noexcept nogil:
-    """Where the cell of a node stands, or would stand."""
+    """The index of a node's cell, or where it would be inserted."""
     cdef int low = 0, high = bucket.count, middle
     while low < high:
         middle = (low + high) >> 1
@@ -124,7 +124,7 @@ cdef inline void promise(NodeCell *cell, long long first, long long slot, float 
 
 
 cdef inline bint is_reported(Bucket *bucket) noexcept nogil:
-    """Whether any node has told of it yet."""
+    """Whether any node has reported on it yet."""
     cdef int i
     for i in range(bucket.count):
         if bucket.cells[i].last_report:

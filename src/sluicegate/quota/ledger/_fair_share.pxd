@@ -96,7 +96,7 @@ cdef inline void fair(double budget, Demand *demands, Py_ssize_t count) noexcept
 cdef inline void classic(double level, Demand *demands, Py_ssize_t count) noexcept nogil:
     """The whole bucket, in every slot, by 0.6 of consumption and 0.4 of rejection; whole units."""
     cdef Py_ssize_t i, idle = 0
-    cdef double consumed = 0.0, rejected = 0.0, weight, part, given = level
+    cdef double consumed = 0.0, rejected = 0.0, weight, part, distributed = level
     for i in range(count):
         demands[i].share = 0.0
         if demands[i].per_slot < 0.0:
@@ -109,7 +109,7 @@ cdef inline void classic(double level, Demand *demands, Py_ssize_t count) noexce
     if level <= 0.0:
         return
     if idle > 0:
-        given -= CLASSIC_IDLE * level
+        distributed -= CLASSIC_IDLE * level
     for i in range(count):
         if demands[i].per_slot < 0.0:
             continue
@@ -122,7 +122,7 @@ cdef inline void classic(double level, Demand *demands, Py_ssize_t count) noexce
             part = (CLASSIC_CONSUMPTION if rejected > 0.0 else 1.0) * weight * demands[i].consumed / consumed
         if rejected > 0.0:
             part += (CLASSIC_REJECTION if consumed > 0.0 else 1.0) * weight * demands[i].rejected / rejected
-        demands[i].share = floor(given * part)
+        demands[i].share = floor(distributed * part)
 
 
 cdef inline double _weight(long long age) noexcept nogil:

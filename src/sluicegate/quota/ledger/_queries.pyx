@@ -71,27 +71,27 @@ def count_overshoots(ServiceLedger service_ledger not None, long long slot, edge
 
 
 def busiest_users(ServiceLedger service_ledger not None, long long slot, int slots, Py_ssize_t most):
-    """The users who wanted the most of their limits in `slots` slots up to `slot`, and how much.
+    """The users with the highest demand relative to their limits in `slots` slots up to `slot`, and how much.
 
     [(score, user), ...], the highest first. A score is demand / limit of the resource that is the
     scarcest, where demand is what was consumed and what was refused at the mean cost of a request.
     Users without a limit come last; those without traffic are left out.
     """
-    cdef Py_ssize_t room = min(service_ledger.count, RESOURCES * most), found
+    cdef Py_ssize_t room = min(service_ledger.count, RESOURCES * most), filled
     cdef Ranked *heap
     while True:
         heap = <Ranked *> malloc(max(1, room) * sizeof(Ranked))
         if heap == NULL:
             raise MemoryError
         try:
-            found = _rank(service_ledger, slot, slots, heap, room)
-            ranked = sorted([(heap[i].score, heap[i].number) for i in range(found)], reverse=True)
+            filled = _rank(service_ledger, slot, slots, heap, room)
+            ranked = sorted([(heap[i].score, heap[i].number) for i in range(filled)], reverse=True)
         finally:
             free(heap)
         users = {}
         for score, number in ranked:
             users.setdefault(service_ledger.names[number][0], score)
-        if len(users) >= most or found < room or room == service_ledger.count:
+        if len(users) >= most or filled < room or room == service_ledger.count:
             return [(score, user) for user, score in users.items()][:most]
         room = min(service_ledger.count, 4 * room)
 
@@ -101,7 +101,7 @@ cdef Py_ssize_t _rank(ServiceLedger service_ledger, long long slot, int slots, R
     cdef dict totals_by_slot = service_ledger.totals
     cdef list slot_list = [totals_by_slot[each] for each in range(slot - slots + 1, slot + 1) if each in totals_by_slot]
     cdef int i, count = len(slot_list)
-    cdef Py_ssize_t number, found = 0
+    cdef Py_ssize_t number, filled = 0
     cdef double demand, score
     cdef Bucket *bucket
     cdef SlotTotals totals
@@ -127,17 +127,17 @@ cdef Py_ssize_t _rank(ServiceLedger service_ledger, long long slot, int slots, R
                 score = demand / (bucket.rate * slots)
             else:  # no limit at all, or one of 0, which everything is above
                 score = 0.0 if bucket.rate < 0.0 else 1e300
-            if found < room:
-                heap[found] = Ranked(score, number)
-                found += 1
-                _sift_up(heap, found - 1)
+            if filled < room:
+                heap[filled] = Ranked(score, number)
+                filled += 1
+                _sift_up(heap, filled - 1)
             elif score > heap[0].score:
                 heap[0] = Ranked(score, number)
-                _sift_down(heap, found)
+                _sift_down(heap, filled)
     finally:
         free(consumed)
         free(rooms)
-    return found
+    return filled
 
 
 cdef void _sift_up(Ranked *heap, Py_ssize_t at) noexcept nogil:

@@ -83,7 +83,7 @@ cdef extern from *:
     #define MAX_FORGOTTEN 10000
     /* Cells are prefetched this many lines before their line is booked. */
     #define PREFETCH_LINES 12
-    /* A bucket that holds no more than so many slots' refill has little for who asks next. */
+    /* A bucket with a capacity of at most this many slots' refill has little for the next asker. */
     #define SCARCE_SLOTS 2
     """
     const int SCARCE_SLOTS
@@ -232,7 +232,7 @@ cdef class ServiceLedger:
         bint is_new_boot=False,
         bint is_handed_over=False,
     ):
-        """Bring the totals of a node up to a report that was checked, and tell what is new in it.
+        """Bring the totals of a node up to a report that was checked; returns what the report added.
 
         `slots` is how many slots it covers, `sequence` and `since` are the report's. Of a cell that
         has no total, what no leader has acknowledged is new; and all of it with `is_new_boot` (an
@@ -387,7 +387,7 @@ cdef class ServiceLedger:
     def record_slot(
         self, str node_id not None, long long slot, dict consumption not None, dict rejection not None
     ):
-        """Book what a classic node counted in one slot, and tell it as usage.
+        """Book what a classic node counted in one slot; returns it as usage.
 
         Such a node sends no totals and does not say how many requests it served.
         """
@@ -694,7 +694,7 @@ cdef class ServiceLedger:
         cdef bint late = False, is_awaiting = slot < self.nodes.warmup_until
         cdef long long first = self.first, reported, target
         cdef double held = 0.0, outstanding = 0.0, available, budget, amount, total = 0.0, in_parts = 0.0
-        cdef double request, per_request, whole, requests_left, wanted, given, gathered = 0.0, safe_part
+        cdef double request, per_request, whole, requests_left, wanted, rounded, gathered = 0.0, safe_part
         if bucket.count > self.demands_room:
             demands = <Demand *> realloc(self.demands, 2 * bucket.count * sizeof(Demand))
             if demands == NULL:
@@ -780,13 +780,13 @@ cdef class ServiceLedger:
                 # Whole requests go to the cell at which the parts so far make up one.
                 wanted = amount * per_request + cell.carry
                 gathered += wanted
-                given = 0.0
+                rounded = 0.0
                 if gathered >= 1.0 - SLACK and requests_left >= 1.0:
-                    given = min(floor(gathered + SLACK), requests_left)
-                    gathered -= given
-                    requests_left -= given
-                cell.carry = <float> max(-4.0, min(4.0, wanted - given))
-                amount = given * request
+                    rounded = min(floor(gathered + SLACK), requests_left)
+                    gathered -= rounded
+                    requests_left -= rounded
+                cell.carry = <float> max(-4.0, min(4.0, wanted - rounded))
+                amount = rounded * request
             target = slot + lead_slots[cell.node]
             promise(cell, first, target, <float> amount)
             buffer = &buffers[2 * cell.node + (target & (lead_slots[cell.node] - 1))]
@@ -835,10 +835,10 @@ cdef class ServiceLedger:
                 f"assignment rule returned invalid shares {shares!r}, expected amounts from 0 up, "
                 f"in total at most {budget!r}"
             )
-        given = iter(shares)
+        remaining = iter(shares)
         for i in range(bucket.count):
             if self.demands[i].per_slot >= 0.0:
-                self.demands[i].share = next(given)
+                self.demands[i].share = next(remaining)
 
     def _prepare_buffers(self, long long slot, *, bint reset):
         cdef Py_ssize_t i, added, room = 2 * len(self.nodes.names)
@@ -902,10 +902,10 @@ cdef class ServiceLedger:
         self.free.append((slot, number))
         return 1
 
-    # What was given
+    # Quotas
 
     def quota(self, long long slot, str node_id not None):
-        """What the node was given for a slot."""
+        """The quota of a node for a slot."""
         cdef int node = self.nodes.number_of(node_id)
         cdef ShareBuffer *buffer
         if 0 <= node and 2 * node + 1 < self.share_buffers_room:
@@ -920,14 +920,14 @@ cdef class ServiceLedger:
         Returns a list of (slot, resource, amount, safe), for this slot, and for the next one if
         it has been assigned already. To ask again in the same slot gives the same once more.
         In the middle of an assignment some of the buckets have their next share and others not:
-        then the next slot is not told of, as a user would have only some of his limits in it. The
-        whole quota will tell all.
+        then the next slot is left out, as a user would have only some of its limits in it. The whole
+        quota has all of them.
         """
         cdef int node = self._node_number(node_id), number, slot_offset = self._slot_offset(slot)
         cdef Bucket *bucket
         cdef NodeCell *cell
         cdef ShareBuffer *buffer
-        cdef long long last, target, told = slot + 1
+        cdef long long last, target, complete_until = slot + 1
         cdef double available, amount, most
         cdef bint again, is_scarce
         cdef int node_count = self.nodes.estimated_count(slot)
@@ -942,13 +942,13 @@ cdef class ServiceLedger:
             last = max(self.assigned, slot - 1)
             if self.phase == ASSIGNING and number < self.next_bucket:
                 last = self.assigning_slot
-            told = min(told, last + 1)
+            complete_until = min(complete_until, last + 1)
             cell = self._cell_of(bucket, node)
             again = cell.last_ask == slot_offset
             cell.last_ask = slot_offset
             cell.demand = INFINITY
             refill(bucket, slot)
-            # One who is new, and of whom little can be saved.
+            # A new user whose bucket can save little.
             is_scarce = bucket.capacity <= SCARCE_SLOTS * bucket.rate and not is_reported(bucket)
             most = INFINITY
             if slot < self.nodes.warmup_until and self._growth_cap(bucket, 0.0, slot) < INFINITY:
@@ -975,7 +975,7 @@ cdef class ServiceLedger:
                         _grow_buffer(buffer)
                     buffer.data[buffer.count] = pack_share(number, cell.promised[target & 3], cell.safe)
                     buffer.count += 1
-        return [share for share in result if share[0] <= told]
+        return [share for share in result if share[0] <= complete_until]
 
     cdef double _outstanding(self, Bucket *bucket, long long slot):
         """What may be taken up to the end of `slot` and is not reported, and what running requests hold."""

@@ -1,9 +1,9 @@
 """The ledger: everything a central knows, without its sockets and its clock.
 
-Reports go in (`book`), once a slot everything is given out anew (`assign`), and nodes are told
+Reports are booked (`book`), once a slot new quotas are assigned (`assign`), and nodes fetch them
 (`quota`, `ask`). The ledger knows the nodes, each with the boot and the sequence of its last
-report, and has a service ledger for each service, which has the amounts. It is given the slot
-and never asks for the time.
+report; the amounts are in a `ServiceLedger` for each service. The slot is an argument: the ledger
+never reads a clock.
 
 Booking is idempotent: a report of our own nodes is booked when its sequence is the highest yet
 of its boot, a classic report once for each node and slot. Whatever is booked is booked for
@@ -375,7 +375,7 @@ class Ledger:
         consumption: Mapping[str, dict[str, dict[str, float]]],
         rejection: Mapping[str, dict[str, dict[str, float]]],
     ) -> bool:
-        """Book what a classic node, in the slot `sent_in`, tells of the slot before.
+        """Book the report that a classic node sent in slot `sent_in` on the slot before.
 
         `slot` is ours: such a node lives by a clock of its own. False: it was known already.
         """
@@ -387,30 +387,30 @@ class Ledger:
             )
         for name in {**consumption, **rejection}:
             ServiceLedger.check_slot(node, consumption.get(name, {}), rejection.get(name, {}))
-        told = sent_in - 1
+        reported = sent_in - 1
         known = self._known.get(node)
         if known is None:
-            known = self._known[node] = _KnownNode(0, 0, told - 1, slot)
+            known = self._known[node] = _KnownNode(0, 0, reported - 1, slot)
             self._live += 1
-        age = known.slot - told
+        age = known.slot - reported
         if age >= _CLASSIC_HISTORY_SLOTS or (age >= 0 and known.booked >> age & 1):
             return False
         if age < 0:
             older = known.booked << min(-age, _CLASSIC_HISTORY_SLOTS)
             known.booked = (older | 1) & ((1 << _CLASSIC_HISTORY_SLOTS) - 1)
-            known.slot = told
+            known.slot = reported
         else:
             known.booked |= 1 << age
         known.seen = max(known.seen, slot)
-        told = min(told, slot)
+        reported = min(reported, slot)
         self._nodes.add(node, min(known.slot, slot), lead_slots=2)
-        self._note_reported(told, node)
+        self._note_reported(reported, node)
         for name in {**consumption, **rejection}:
             if name in self._service_ledgers:
                 usage = self._service_ledgers[name].record_slot(
-                    node, told, consumption.get(name, {}), rejection.get(name, {})
+                    node, reported, consumption.get(name, {}), rejection.get(name, {})
                 )
-                self._call_service(name, self._services[name].consume, told, usage)
+                self._call_service(name, self._services[name].consume, reported, usage)
         return True
 
     def _note_reported(self, slot: int, node: str) -> None:
@@ -503,8 +503,8 @@ class Ledger:
     def ask(self, slot: int, ask: Ask) -> dict[int, dict[str, ServiceQuota]]:
         """Answer a node that has met users it has no share for, by slot and service.
 
-        A user without a limit has an empty share: he is free. A node that is new, or was silent,
-        has to report first.
+        A user without a limit has an empty share. A node that is new, or was silent, has to report
+        first.
         """
         answer: dict[int, dict[str, ServiceQuota]] = {}
         if not self.is_live(ask.node, slot):
@@ -516,12 +516,12 @@ class Ledger:
         count = self.nodes(slot)
         for name, users in ask.users.items():
             newcomers = self._table.newcomers(name, count)
-            told: dict[int, dict[str, dict[str, Share]]] = {}
+            granted: dict[int, dict[str, dict[str, Share]]] = {}
             for user in users:
                 for target, shares in self._grant(slot, ask.node, name, user).items():
-                    told.setdefault(target, {})[user] = shares
-            for target, answered in told.items():
-                answer.setdefault(target, {})[name] = ServiceQuota(answered, newcomers)
+                    granted.setdefault(target, {})[user] = shares
+            for target, granted_users in granted.items():
+                answer.setdefault(target, {})[name] = ServiceQuota(granted_users, newcomers)
         return answer
 
     def _grant(self, slot: int, node: str, name: str, user: str) -> dict[int, dict[str, Share]]:
@@ -634,7 +634,7 @@ class Ledger:
         return self._service_ledgers
 
     def entry(self, service: str, user: str) -> Entry | None:
-        """The limits that hold for a user now: his own, or those of everyone."""
+        """The limits in force for a user: its own entry, or that of everyone."""
         return self._table.entry(service, user)
 
     @property

@@ -192,7 +192,7 @@ class LimitsTable:
     def newcomers(self, service: str, nodes: int) -> dict[str, float]:
         """A node's share per slot of a user it knows nothing of yet.
 
-        His limit may be any of the service's: for each resource that of `*`, else the lowest.
+        Its limit may be any of the service's: for each resource that of `*`, else the lowest.
         """
         share = self._slot_seconds / max(1, nodes)
         return {name: rate * share for name, rate in self._lowest.get(service, {}).items()}

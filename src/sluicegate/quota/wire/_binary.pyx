@@ -64,7 +64,7 @@ cdef int _fail_truncated(bytes frame) except -1:
 
 
 cdef unsigned int _count(bytes frame, Py_ssize_t at, Py_ssize_t least, Py_ssize_t most, str what) except? 0:
-    """The number of things of at least so many bytes that follow."""
+    """Read a count of items of at least `least` bytes each."""
     cdef unsigned int count
     cdef const char *data = frame
     if at + 4 > len(frame):
@@ -94,7 +94,7 @@ cdef str _name(bytes frame, Py_ssize_t at, Py_ssize_t most, str what):
 
 
 def read_entries(bytes frame not None, Py_ssize_t at, StringTable string_table not None, bounds, Py_ssize_t most):
-    """Add the new entries that stand at `at` to the string table, `most` of them; where they end."""
+    """Add the new entries at `at`, at most `most`, to the string table; returns where they end."""
     cdef const char *data = frame
     cdef Py_ssize_t max_users = bounds.users, name_bytes = bounds.name_bytes
     cdef unsigned char form
@@ -131,7 +131,7 @@ def read_entries(bytes frame not None, Py_ssize_t at, StringTable string_table n
 
 
 def read_lines(bytes frame not None, Py_ssize_t at, StringTable string_table not None, Py_ssize_t most):
-    """The lines that stand at `at`, at most so many, and where they end."""
+    """The lines at `at`, at most `most`, and where they end."""
     cdef const char *data = frame
     cdef const char *here
     cdef const char *end = data + len(frame)
@@ -214,7 +214,7 @@ cdef inline Py_ssize_t _line_size(unsigned char form) noexcept:
 def read_shares(
     bytes frame not None, Py_ssize_t at, StringTable string_table not None, dict services not None, Py_ssize_t most
 ):
-    """Put the shares that stand at `at` into the users of their services; where they end."""
+    """Put the shares at `at` into the users of their services; returns where they end."""
     cdef const char *data = frame
     cdef unsigned int first, count, number, runs = _count(frame, at, 8, most, "runs")
     cdef float amount, safe
@@ -431,7 +431,7 @@ cdef class StringTableWriter:
                 entries[i] = -1
                 continue
             if bucket <= last:
-                at = buckets.place_of(bucket)  # the first, or given to one who asked, after the others
+                at = buckets.place_of(bucket)  # the first, or granted to an ask after the others
             last = bucket
             while at < count and known[at].bucket < bucket:
                 at += 1
@@ -671,7 +671,7 @@ cdef PackedLines pack_lines(lines):
 
 
 cdef Py_ssize_t _begin_run(Buffer *buffer, Py_ssize_t run, int entry, Py_ssize_t more) except -1:
-    """End the run at `run` and begin another one; where it stands."""
+    """End the run at `run` and begin another one; returns where it is."""
     cdef unsigned int first = <unsigned int> entry, length = 0
     _end_run(buffer, run)
     run = buffer.size

@@ -80,17 +80,10 @@ def cores() -> set[int]:
 @contextlib.contextmanager
 def load(folder: Path) -> Iterator[set[int]]:
     """Burn all cores and write to the disk; yields the processes that do."""
-    dying = [
-        sys.executable,
-        "-SI",
-        die_with_parent.__file__,
-        str(os.getpid()),
-        sys.executable,
-        "-SI",
-    ]
-    commands = [[*dying, "-c", _BURN]] * len(cores())
-    commands.append([*dying, "-c", _WRITE, str(folder / "written")])
-    running = [subprocess.Popen(command) for command in commands]
+    python = [sys.executable, "-SI", "-c"]
+    commands = [[*python, _BURN]] * len(cores())
+    commands.append([*python, _WRITE, str(folder / "written")])
+    running = [subprocess.Popen(die_with_parent.wrap(command)) for command in commands]
     try:
         yield {process.pid for process in running}
     finally:

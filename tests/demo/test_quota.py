@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -27,11 +28,12 @@ from rich.console import Console
 from sluicegate.cli import demo as demo_command
 from sluicegate.cli.main import main
 from sluicegate.demo.fleet import Fleet
-from sluicegate.demo.pauses import PauseMeter
-from sluicegate.demo.quota_users import NODES, SERVICE, USERS, WORKERS, User
-from sluicegate.demo.shared_counts import RING, Standing, Tally
+from sluicegate.demo.pauses import PauseLog, PauseMeter
+from sluicegate.demo.quota_users import NODES, USERS, WORKERS, User
+from sluicegate.demo.shared_counts import BIN_SECONDS, BINS, SharedCounts, WorkerStatus
+from sluicegate.demo.traffic import SERVICE, Traffic
 from sluicegate.demo.verdict import LONG_PAUSE, WARM_UP, Record, Second, judge
-from sluicegate.demo.worker import Caller
+from sluicegate.demo.worker import MAX_BACKLOG, LoadGenerator, WorkerPlan
 from sluicegate.quota import Node
 from sluicegate.quota.central.sources.sqlite_file import SqliteFile
 from sluicegate.sim.runner import run
@@ -111,7 +113,7 @@ def seen() -> Seen:
     return Seen(code, json.loads(printed.getvalue()), frames_in(terminal.getvalue()), pasted)
 
 
-def test_every_user_is_held_to_his_limit(seen: Seen) -> None:
+def test_every_user_is_held_to_its_limit(seen: Seen) -> None:
     assert {user["user"]: user["checks"] for user in seen.told["users"] if not user["held"]} == {}
     assert seen.told["held"]
     assert seen.code == 0
@@ -318,7 +320,7 @@ def test_a_fleet_that_cannot_start_says_why(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert main(["demo", "--json"]) == 1
-    assert "sluicegate demo: the central did not start" in capsys.readouterr().err
+    assert "sluicegate demo: central did not start; its log ends with" in capsys.readouterr().err
     assert folders_of(os.getpid()) == []
 
 
@@ -352,6 +354,11 @@ def seconds_of(
     return told
 
 
+def rate_of(user: User, t: float) -> float:
+    """The requests per second that a user sends to all nodes."""
+    return sum(traffic.rate for traffic in user.traffic if traffic.is_on(t))
+
+
 def measured(user: User, seconds: list[Second]) -> dict[str, float]:
     return {check.name: round(check.measured, 3) for check in judge(user, seconds)}
 
@@ -361,7 +368,7 @@ def measured(user: User, seconds: list[Second]) -> dict[str, float]:
     [
         (GREEDY, [200] * 5, 0.0, 0.0),
         (GREEDY, [200, 210, 200], 0.05, -0.017),
-        (GREEDY, [200, 150, 250, 200], 0.0, 0.0),  # what he left unused before
+        (GREEDY, [200, 150, 250, 200], 0.0, 0.0),  # what was left unused before
         (GREEDY, [200, 150, 200, 260], 0.05, -0.012),
         (GREEDY, [0, 0, 400, 401], 1.005, -0.001),  # but no more than the burst
         (GREEDY, [100] * 4, 0.0, 0.5),
@@ -393,7 +400,7 @@ def test_what_was_left_unused_may_be_taken_later_and_is_missed_if_not(
 def test_bursts_are_served_as_they_are_judged_whenever_the_traffic_begins(later: int) -> None:
     """The same traffic in virtual time, so many seconds after the central is up."""
     moments = [0.1 * step for step in range(1, 240)]
-    rates = [(t, sum(BURSTY.rate(node, t + 0.05) for node in range(NODES))) for t in moments]
+    rates = [(t, rate_of(BURSTY, t + 0.05)) for t in moments]
     points = [[0, 0], *([round(t + later, 1), rate] for t, rate in rates)]
     text = f"""
         title = "bursty"
@@ -509,77 +516,66 @@ def test_a_record_that_knows_nothing_yet_has_held_nobody() -> None:
 # Its parts
 
 
-def test_a_tally_is_read_by_another_while_it_is_written(tmp_path: Path) -> None:
-    with Tally(tmp_path / "tally") as worker, Tally(tmp_path / "tally") as demo:
-        assert demo.standing().pid == 0
-        standing = Standing(7, is_reporting=True, state="reused", epoch=3, slot=9)
-        worker.stand(standing)
-        assert demo.standing() == standing
-        worker.count(5, 1, is_admitted=True)
-        worker.count(5, 1, is_admitted=False)
-        worker.count(5, 1, is_admitted=False)
-        assert demo.counts(5) == [(0, 0), (1, 2), (0, 0), (0, 0)]
-        assert demo.counts(6) == [(0, 0)] * 4
-        worker.count(5 + RING, 0, is_admitted=True)
-        assert demo.counts(5) == [(0, 0)] * 4
-        assert demo.counts(5 + RING) == [(1, 0), (0, 0), (0, 0), (0, 0)]
+def test_counts_are_read_while_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "counts"
+    with SharedCounts(path, 4) as worker, SharedCounts(path, 4) as demo:
+        nothing, ring = [(0, 0)] * 4, BINS * BIN_SECONDS
+        assert demo.status().pid == 0
+        status = WorkerStatus(7, is_reporting=True, state="reused", epoch=3, slot=9)
+        worker.publish(status)
+        assert demo.status() == status
+        worker.count(5.01, 1, is_admitted=True)
+        worker.count(5.04, 1, is_admitted=False)
+        worker.count(5.06, 1, is_admitted=False)
+        assert list(demo.bins(99, 103)) == [
+            nothing,
+            [(0, 0), (1, 1), (0, 0), (0, 0)],
+            [(0, 0), (0, 1), (0, 0), (0, 0)],
+            nothing,
+        ]
+        worker.count(5.01 + ring, 0, is_admitted=True)
+        assert list(demo.bins(100, 101)) == [nothing]
+        assert list(demo.bins(100 + BINS, 101 + BINS)) == [[(1, 0), (0, 0), (0, 0), (0, 0)]]
+    with SharedCounts(path, 4) as restarted:
+        assert list(restarted.bins(101, 102)) == [[(0, 0), (0, 1), (0, 0), (0, 0)]]
 
 
-def test_a_pause_is_in_every_second_that_it_reaches_into(tmp_path: Path) -> None:
-    with Tally(tmp_path / "tally") as worker, Tally(tmp_path / "tally") as demo:
-        worker.pause(4.25, 4.5)
-        worker.pause(4.75, 6.25)
-        worker.pause(6.5, 6.75)
-        assert [demo.longest_pause(second) for second in range(3, 8)] == [0.0, 1.5, 1.5, 1.5, 0.0]
-        worker.pause(4.5 + RING, 4.75 + RING)
-        assert [demo.longest_pause(second) for second in (4, 4 + RING)] == [0.0, 0.25]
-        worker.pause(-3.0, 0.5)
-        assert demo.longest_pause(0) == 3.5
+def stop_for_a_while(process: subprocess.Popen[str], log: Path) -> None:
+    """Stop a process for 0.3 s, and wait until it has logged that."""
+    pauses: list[tuple[float, float]] = []
+    freeze(process)
+    stopped = time.monotonic()
+    time.sleep(0.3)  # for as long as it is to be stopped
+    continued = time.monotonic()
+    process.send_signal(signal.SIGCONT)
+
+    def is_logged() -> bool:
+        pauses.extend(PauseLog(log).read())
+        return any(begin <= stopped + 0.1 and end >= continued for begin, end in pauses)
+
+    wait_for(is_logged, seen=lambda: (stopped, continued, pauses))
 
 
-def test_a_process_that_was_stopped_knows_for_how_long() -> None:
+def test_a_process_that_was_stopped_knows_for_how_long(tmp_path: Path) -> None:
+    log = tmp_path / "pauses"
     script = (
-        "import time\nfrom sluicegate.demo.pauses import PauseMeter\n"
-        "with PauseMeter(lambda begin, end: print(begin, end, flush=True)):\n"
+        "import sys, time\nfrom pathlib import Path\n"
+        "from sluicegate.demo.pauses import PauseMeter\n"
+        "with PauseMeter(Path(sys.argv[1])):\n"
         "    print('ready', flush=True)\n    time.sleep(1000)\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(log)], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stdout is not None
-            output = Output(process.stdout)
-            output.wait_for("ready")
-            freeze(process)
-            stopped = time.monotonic()
-            time.sleep(0.3)  # for as long as it is to be stopped
-            continued = time.monotonic()
-            process.send_signal(signal.SIGCONT)
-
-            def covers(line: str) -> bool:
-                begin, end = map(float, line.split())
-                return begin <= stopped + 0.1 and end >= continued
-
-            wait_for(
-                lambda: any(covers(line) for line in output.lines() if line != "ready\n"),
-                seen=lambda: (stopped, continued, output.lines()),
-            )
+            Output(process.stdout).wait_for("ready")
+            stop_for_a_while(process, log)
         finally:
             process.kill()
 
 
-def test_pauses_of_the_central_count_in_the_seconds_that_they_reach_into() -> None:
-    fleet = Fleet(lambda: False)
-    try:
-        fleet.begin = 100.0
-        assert fleet.longest_pause(0) == 0.0
-        (fleet.folder / "central.pauses").write_text("99.5 99.75\n101.5 103.0\n102.25 102.5\n")
-        assert [fleet.longest_pause(second) for second in range(5)] == [0.0, 1.5, 1.5, 0.0, 0.0]
-    finally:
-        fleet.close()
-
-
-def test_the_central_writes_down_that_it_was_stopped(tmp_path: Path) -> None:
+def test_the_central_logs_that_it_was_stopped(tmp_path: Path) -> None:
     log, limits = tmp_path / "pauses", tmp_path / "limits.db"
     SqliteFile(limits).close()
     command = [sys.executable, "-m", "sluicegate.demo.metered", str(log), "central"]
@@ -589,64 +585,105 @@ def test_the_central_writes_down_that_it_was_stopped(tmp_path: Path) -> None:
     ) as process:
         try:
             assert process.stdout is not None
-            Output(process.stdout).wait_for("listens on")
-            freeze(process)
-            stopped = time.monotonic()
-            time.sleep(0.3)  # for as long as it is to be stopped
-            process.send_signal(signal.SIGCONT)
-            wait_for(
-                lambda: any(
-                    float(line.split()[1]) >= stopped + 0.3 for line in log.read_text().splitlines()
-                ),
-                seen=log.read_text,
-            )
+            Output(process.stdout).wait_for(" on http://")
+            stop_for_a_while(process, log)
         finally:
             process.terminate()
             process.wait(PATIENCE)
 
 
-def test_a_process_that_is_slow_by_itself_was_not_paused() -> None:
-    pauses: list[float] = []
+def test_a_log_of_pauses_is_read_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "pauses"
+    log = PauseLog(path)
+    assert log.read() == []
+    path.write_text("1.5 2.0\n3.0 3.25\n4.0 ")
+    assert log.read() == [(1.5, 2.0), (3.0, 3.25)]
+    assert log.read() == []
+    path.write_text("1.5 2.0\n3.0 3.25\n4.0 4.5\n")
+    assert log.read() == [(4.0, 4.5)]
+
+
+def test_pauses_count_in_all_seconds_that_they_reach_into() -> None:
+    fleet = Fleet(lambda: False)
+    try:
+        fleet.begin = 100.0
+        assert fleet.longest_pause(0) == 0.0
+        log = fleet.folder / "central.pauses"
+        log.write_text("99.5 99.75\n101.5 103.0\n102.25 102.5\n")
+        assert [fleet.longest_pause(second) for second in range(5)] == [0.0, 1.5, 1.5, 0.0, 0.0]
+        with log.open("a") as file:
+            file.write("97.0 100.5\n104.75 106.25\n")
+        assert [fleet.longest_pause(second) for second in range(8)] == [
+            *(3.5, 1.5, 1.5, 0.0),
+            *(1.5, 1.5, 1.5, 0.0),
+        ]
+    finally:
+        fleet.close()
+
+
+def test_a_process_that_is_slow_by_itself_was_not_paused(tmp_path: Path) -> None:
     begin, worked = time.monotonic(), time.process_time()
-    with PauseMeter(lambda begin, end: pauses.append(end - begin)):
+    with PauseMeter(tmp_path / "pauses"):
         time.sleep(0.05)  # the meter runs
         while time.process_time() - worked < 0.5:
             sum(range(10_000_000))  # and cannot run meanwhile
-        time.sleep(0.05)  # it notes what it saw
+        time.sleep(0.05)  # it logs what it saw
     idle = time.monotonic() - begin - (time.process_time() - worked)
-    assert sum(pauses) <= idle, pauses
+    pauses = PauseLog(tmp_path / "pauses").read()
+    assert sum(end - begin for begin, end in pauses) <= idle, pauses
 
 
-def test_calls_are_made_by_the_clock_and_a_long_pause_is_not_made_up_for(tmp_path: Path) -> None:
+def test_requests_are_sent_by_the_clock_and_a_long_pause_is_not_made_up_for(
+    tmp_path: Path,
+) -> None:
     begin = time.monotonic()
     node = Node("ws://127.0.0.1:1", node_id="n", services=[SERVICE], shared=str(tmp_path / "n"))
-    with Tally(tmp_path / "tally") as tally:
-        caller = Caller(node, tally, place=0, worker=0, begin=begin)
-        caller.call(begin - 1.0)
+    plan = WorkerPlan(tmp_path, "n", 0, ["ws://127.0.0.1:1"], [Traffic("ann", 100.0)], phase=0.5)
+    with plan.open_counts() as counts:
+        generator = LoadGenerator(node, counts, plan, begin + 1.0)
 
         def asked() -> int:
-            return sum(sum(tally.counts(second)[1]) for second in range(30))
+            return sum(sum(users[0]) for users in counts.bins(0, BINS))
 
+        generator.send(-0.5)
         assert asked() == 0
         for tick in range(100):
-            caller.call(begin + 0.01 * (tick + 1))
-        assert asked() == 100  # a sixth of 600
-        caller.call(begin + 1000.0)
-        assert asked() == 125
+            generator.send(0.01 * (tick + 1))
+        assert asked() == 100
+        generator.send(1000.0)
+        assert asked() == 101 + MAX_BACKLOG * 100
     node.close()
+
+
+def test_traffic_is_repeated_every_period() -> None:
+    once = Traffic("ann", 1.0, ((1.0, 2.0), (4.0, 5.0)))
+    again = replace(once, period=6.0)
+    moments = [0.5, 1.0, 1.5, 2.0, 4.5, 7.5, 10.5, 11.5]
+    assert [once.is_on(t) for t in moments] == [t in (1.0, 1.5, 4.5) for t in moments]
+    assert [again.is_on(t) for t in moments] == [t in (1.0, 1.5, 4.5, 7.5, 10.5) for t in moments]
+
+
+def test_a_plan_is_the_same_after_it_was_encoded(tmp_path: Path) -> None:
+    traffic = [
+        replace(HOPPER.traffic[0], spans=[[0.0, 1.3]]),
+        Traffic("ann", 1.0, [[0.0, math.inf]]),
+    ]
+    plan = WorkerPlan(tmp_path, "web-1", 1, ["http://127.0.0.1:1"], traffic, phase=0.25)
+    assert WorkerPlan.decode(plan.encode()) == plan
 
 
 @pytest.mark.parametrize("user", USERS, ids=lambda user: user.name)
 def test_the_mean_of_what_a_user_asks_for_is_what_the_screen_says(user: User) -> None:
     moments = [0.05 * step for step in range(int(17.4 * 6 / 0.05))]
-    total = sum(user.rate(node, t) for t in moments for node in range(NODES)) / len(moments)
+    total = sum(rate_of(user, t) for t in moments) / len(moments)
     expected = {"steady": 80.0, "greedy": 600.0, "bursty": 75.0, "hopper": 500.0}
     assert total == pytest.approx(expected[user.name], rel=0.05)
 
 
 def test_the_hopper_is_at_one_node_for_one_to_three_seconds() -> None:
     places = [
-        next(node for node in range(NODES) if HOPPER.rate(node, 0.1 * step)) for step in range(348)
+        next(node for node in range(NODES) if HOPPER.traffic[node].is_on(0.1 * step))
+        for step in range(348)
     ]
     stays = [len(list(stay)) / 10 for _, stay in groupby(places)]
     assert set(places) == set(range(NODES))

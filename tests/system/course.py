@@ -17,12 +17,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sluicegate.demo.pauses import SHORTEST_PAUSE
+from sluicegate.demo.pauses import SHORTEST_PAUSE, Span
+from sluicegate.demo.shared_counts import BIN_SECONDS, BINS_PER_SECOND
 from sluicegate.demo.verdict import FELT, LONG_PAUSE
-from tests.system.pauses import Span
-from tests.system.quota_worker import BIN_SECONDS
-
-PER_SECOND = round(1 / BIN_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -79,8 +76,7 @@ class Course:
                 - self.late(first * BIN_SECONDS - 1.0, first * BIN_SECONDS + window) / window
                 - 1.0
                 for first in range(_bin(begin), _bin(end) - width + 1)
-                if not calm
-                or slots.issuperset(range(first // PER_SECOND, -(-(first + width) // PER_SECOND)))
+                if not calm or slots.issuperset(_slots(first, first + width))
             ),
             default=-1.0,
         )
@@ -149,6 +145,11 @@ class Course:
             f"calm {self.calm(0, seconds)}, long pauses {', '.join(pauses) or 'none'}, "
             f"some process held up for {self.late(0, seconds):.1f} s in all"
         )
+
+
+def _slots(first: int, last: int) -> range:
+    """The slots of the bins from `first` to before `last`."""
+    return range(first // BINS_PER_SECOND, -(-last // BINS_PER_SECOND))
 
 
 def _bin(seconds: float) -> int:

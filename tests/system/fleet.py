@@ -1,165 +1,128 @@
-"""A fleet of real processes for a story: a central, end nodes of several workers, and their faults.
+"""A fleet of real processes under test: a central, end nodes of several workers, and their faults.
 
     with Fleet(limits, traffic, seconds=24) as fleet:
-        begin_together(fleet)             the story's clock is at 0
+        begin_together(fleet)             the clock of the fleet is at 0
         fleet.wait(10)
         fleet.nodes[0].kill()
-        fleet.end()                       all traffic is over, all that lives has reported
+        fleet.end()                       all traffic is over, all living workers have reported
 
-Times are seconds since the story began, on the wall clock; it begins with a slot. What was
-admitted is what the workers wrote down, in bins of 50 ms, not what anyone reported; for how long
-the machine held up a worker or a central is what these wrote down, too. Processes end with the one
-that started them, whatever ends that.
+The processes are those of `sluicegate demo`. Times are seconds of the monotonic clock since the
+traffic began, which was with a slot. What was admitted is what the workers counted, in bins of
+50 ms, not what was reported; for how long the machine held up a worker or a central is what these
+processes logged.
 """
 
 import asyncio
 import contextlib
 import json
 import math
-import os
-import random
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from sluicegate.demo import die_with_parent
-from sluicegate.demo.pauses import PauseMeter
+from sluicegate.demo.pauses import PauseLog, PauseMeter, Span
+from sluicegate.demo.process import (
+    Central,
+    NodeProcesses,
+    Process,
+    Worker,
+    make_folder,
+    random_loopback,
+    stop,
+)
+from sluicegate.demo.shared_counts import BINS
+from sluicegate.demo.traffic import RESOURCE, SERVICE, Traffic, next_second, write_begin
 from tests.harness.servers import freeze
-from tests.harness.waits import PATIENCE, Output, wait_for
+from tests.harness.waits import PATIENCE, wait_for
 from tests.system.course import Course
-from tests.system.pauses import PauseLog, Span, read_pauses
-from tests.system.quota_worker import Tally
-
-ROOT = Path(__file__).parent.parent.parent
-MEMORY = Path("/dev/shm")
-ALWAYS = ((0.0, math.inf),)
-FRONT = "front"
-
-Spans = Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What comes to one node: requests per second of a user, in some spans of the story."""
-
-    user: str
-    rate: float
-    spans: Spans = ALWAYS
-    cost: float = 1.0
 
 
 class State(NamedTuple):
-    """The quota of a node, from a second of the story on."""
+    """The quota of a node, from a second of the fleet's clock on."""
 
     second: float
     state: str
     epoch: int
 
 
-class Stops:
-    """When a process was stopped by the story, and for how long."""
+class Freezes:
+    """Stops processes and lets them go on; knows when, so that it is not taken for a pause."""
 
     def __init__(self) -> None:
-        self.spans: list[Span] = []
+        self._spans: list[Span] = []
 
-    def begin(self) -> None:
-        self.spans.append((time.time(), math.inf))
+    def freeze(self, processes: Iterable[Process]) -> None:
+        self._spans.append((time.monotonic(), math.inf))
+        freeze(*(process.popen for process in processes if process.pid is not None))
 
-    def end(self) -> None:
-        if self.spans and self.spans[-1][1] == math.inf:
-            self.spans[-1] = (self.spans[-1][0], time.time())
+    def thaw(self, processes: Iterable[Process]) -> None:
+        if self._spans and self._spans[-1][1] == math.inf:
+            self._spans[-1] = (self._spans[-1][0], time.monotonic())
+        for process in processes:
+            process.signal(signal.SIGCONT)
+
+    def pauses(self, processes: Iterable[Process]) -> list[Span]:
+        """The logged pauses of processes, without the time for which they were frozen here."""
+        pauses = [one for each in processes for one in PauseLog(each.pause_path).read()]
+        return without(pauses, self._spans)
 
 
-def tied_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of Python, for as long as this process lives."""
-    dying = [sys.executable, "-SI", die_with_parent.__file__, str(os.getpid())]
-    return [*dying, sys.executable, "-m", module, *arguments]
+def without(pauses: Iterable[Span], stopped: Iterable[Span]) -> list[Span]:
+    """What is left of pauses outside of the spans for which a test stopped the process."""
+    left = list(pauses)
+    for stop_at, go_on in stopped:
+        left = [
+            part
+            for begin, end in left
+            for part in ((begin, min(end, stop_at)), (max(begin, go_on), end))
+            if part[0] < part[1]
+        ]
+    return left
 
 
-class CentralProcess:
-    """`sluicegate central` with limits in a TOML file; started again, it has the same port."""
+class CentralUnderTest(Central):
+    """A central with limits in a TOML file."""
 
     def __init__(
-        self, folder: Path, limits: str, *, has_state: bool = False, listen: str = "127.0.0.1:0"
+        self, folder: Path, limits: str, *, port: int = 0, has_state: bool = False
     ) -> None:
         folder.mkdir(exist_ok=True)
-        self._folder = folder
         self._limits = folder / "limits.toml"
-        self._state = ["--state", str(folder / "central.state")] if has_state else []
-        self._pauses = folder / "central.pauses"
-        self._stops = Stops()
-        self._listen = listen
-        self.url = f"http://{listen}"
+        self._state = folder / "central.state"
+        super().__init__(
+            folder,
+            f"{random_loopback()}:{port}",
+            self._limits,
+            state=self._state if has_state else None,
+        )
+        self._freezes = Freezes()
         self.write_limits(limits)
 
     def write_limits(self, text: str) -> None:
-        """As an editor does it: another file in its place."""
-        new = self._folder / "limits.new"
+        """As an editor does it: a new file replaces the old one."""
+        new = self._limits.with_suffix(".new")
         new.write_text(text)
         new.rename(self._limits)
 
-    def launch(self) -> None:
-        """Start it, and do not wait until it listens."""
-        command = ["central", "--listen", self._listen, "--limits", str(self._limits), *self._state]
-        with open(self._folder / "central.log", "ab") as log:
-            self.process = subprocess.Popen(
-                tied_command("tests.system.metered_central", str(self._pauses), *command),
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        self._output = Output(self.process.stdout)
-
-    def wait_until_it_listens(self) -> None:
-        self.url = self._output.wait_for("listens on").split()[-1]
-        self._listen = self.url.removeprefix("http://")
-
-    @property
-    def listens(self) -> bool:
-        return any("listens on" in line for line in self._output.lines())
-
-    @property
-    def has_ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def signal(self, number: signal.Signals) -> None:
-        """It need not have ended when this returns."""
-        self.process.send_signal(number)
-
     def freeze(self) -> None:
-        self._stops.begin()
-        freeze(self.process)
+        self._freezes.freeze([self])
 
     def thaw(self) -> None:
-        self._stops.end()
-        self.process.send_signal(signal.SIGCONT)
+        self._freezes.thaw([self])
 
     def pauses(self) -> list[Span]:
-        return read_pauses(self._pauses, self._stops.spans)
+        return self._freezes.pauses([self])
 
-    def has_saved_since(self, wall: float) -> bool:
-        """Whether its state was written after a moment of the wall clock."""
-        path = self._folder / "central.state"
-        return path.exists() and path.stat().st_mtime > wall
-
-    def close(self) -> None:
-        """Stop it if it runs, frozen or not."""
-        if hasattr(self, "process") and not self.has_ended:
-            self.thaw()
-            self.signal(signal.SIGTERM)
-            self.process.wait(PATIENCE)
+    def has_saved_within(self, seconds: float) -> bool:
+        """Whether its state was written in the last `seconds`."""
+        return self._state.exists() and self._state.stat().st_mtime > time.time() - seconds
 
     def get(self, path: str, **query: str) -> dict:
         url = f"{self.url}{path}?{urllib.parse.urlencode(query)}"
@@ -173,121 +136,55 @@ class CentralProcess:
 
     def recorded(self, user: str) -> float:
         """What was ever booked of the user's requests."""
-        rows = self.get("/api/usage", service=FRONT, user=user)["users"]
-        return rows[0]["resources"]["requests"]["recorded"] if rows else 0.0
+        rows = self.get("/api/usage", service=SERVICE, user=user)["users"]
+        return rows[0]["resources"][RESOURCE]["recorded"] if rows else 0.0
 
 
-class NodeProcesses:
-    """One end node: worker processes that share a memory."""
+class NodeUnderTest(NodeProcesses):
+    """One end node, and its faults."""
 
-    def __init__(self, name: str, folder: Path, plan: dict, workers: int) -> None:
-        self.name = name
-        self._folder = folder
-        self._plan = plan
-        self._workers = workers
-        self._started = 0
-        self._shared = folder / name
-        self._stops = Stops()
-        self._pauses: list[Path] = []
-        self._outputs: dict[int, Output] = {}  # of processes that wait for the beginning
-        self.tallies: list[Tally] = []
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def start(self) -> None:
-        """Start the workers; they wait for the story to begin."""
-        users = [one["user"] for one in self._plan["traffic"]]
-        for _ in range(self._workers):
-            self._started += 1
-            path = self._folder / f"{self.name}-{self._started}.tally"
-            self._pauses.append(path.with_suffix(".pauses"))
-            plan = self._plan | {
-                "node": self.name,
-                "shared": str(self._shared),
-                "tally": str(path),
-                "pauses": str(self._pauses[-1]),
-                "states": str(self._folder / f"{self.name}.states"),
-            }
-            with open(self._folder / f"{self.name}.log", "ab") as log:
-                process = subprocess.Popen(
-                    tied_command("tests.system.quota_worker", json.dumps(plan)),
-                    cwd=ROOT,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                )
-            assert process.stdout is not None
-            self.processes.append(process)
-            self._outputs[process.pid] = Output(process.stdout)
-            self.tallies.append(Tally(path, users))
+    def __init__(self, folder: Path, *arguments, **options) -> None:
+        super().__init__(folder, *arguments, **options)
+        self._states = folder / f"{self.name}.states"
+        self._lock = folder / f"{self.name}.shm.lock"
+        self._freezes = Freezes()
 
     def wait_until_ready(self) -> None:
-        for output in self._outputs.values():
-            output.wait_for("ready")
-
-    def begin(self, origin: float) -> None:
-        """Tell the workers when the story began, once they are there."""
-        self.wait_until_ready()
-        for process in self.processes:
-            if self._outputs.pop(process.pid, None) is not None:
-                assert process.stdin is not None
-                process.stdin.write(f"{origin!r}\n")
-                process.stdin.close()
+        wait_for(self.is_ready, seen=lambda: [one.last_output() for one in self.workers])
 
     def states(self) -> list[State]:
         """When its quota became fresh, reused or safe, and of which epoch, in order."""
-        lines = (self._folder / f"{self.name}.states").read_text().splitlines()
-        return [State(*json.loads(line)) for line in lines]
+        return [State(*json.loads(line)) for line in self._states.read_text().splitlines()]
 
-    def reporter(self) -> int:
-        """The process that talks to the central."""
-        return int(Path(f"{self._shared}.lock").read_text())
-
-    def has_reporter(self) -> bool:
-        """Whether one of the workers that live talks to the central."""
-        pid = Path(f"{self._shared}.lock").read_text().strip()
-        return pid in {str(process.pid) for process in self.processes}
+    def reporter(self) -> Worker | None:
+        """The worker that talks to the central, if it lives."""
+        pid = self._lock.read_text().strip()  # empty while another worker takes over
+        return next((worker for worker in self.workers if str(worker.pid) == pid), None)
 
     def kill_reporter(self) -> None:
-        pid = self.reporter()
-        (process,) = (one for one in self.processes if one.pid == pid)
-        process.kill()
-        process.wait(PATIENCE)
-        self.processes.remove(process)
+        reporter = self.reporter()
+        assert reporter is not None
+        reporter.kill()
 
     def kill(self) -> None:
         """All workers, at once."""
-        self._signal(signal.SIGKILL)
-        self.wait()
-        self.processes.clear()
+        for worker in self.workers:
+            worker.signal(signal.SIGKILL)
+        for worker in self.workers:
+            worker.kill()
+
+    def restart(self) -> None:
+        self.start()
+        self.wait_until_ready()
 
     def freeze(self) -> None:
-        self._stops.begin()
-        freeze(*self.processes)
+        self._freezes.freeze(self.workers)
 
     def thaw(self) -> None:
-        self._stops.end()
-        self._signal(signal.SIGCONT)
+        self._freezes.thaw(self.workers)
 
     def pauses(self) -> list[Span]:
-        return [one for path in self._pauses for one in read_pauses(path, self._stops.spans)]
-
-    def _signal(self, how: signal.Signals) -> None:
-        for process in self.processes:
-            process.send_signal(how)
-
-    def wait(self) -> None:
-        for process in self.processes:
-            process.wait(PATIENCE)
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait(PATIENCE)
-            assert process.stdin is not None
-            process.stdin.close()
-        for tally in self.tallies:
-            tally.close()
+        return self._freezes.pauses(self.workers)
 
 
 class Cable:
@@ -298,7 +195,7 @@ class Cable:
 
     def __init__(self, central: str, pauses: Path) -> None:
         self._pauses = pauses
-        self._meter = PauseMeter(PauseLog(pauses).note)
+        self._meter = PauseMeter(pauses)
         self._meter.__enter__()
         self._host, _, self._port = central.removeprefix("http://").partition(":")
         self._loop = asyncio.new_event_loop()
@@ -323,7 +220,7 @@ class Cable:
         self._meter.__exit__(None, None, None)
 
     def pauses(self) -> list[Span]:
-        return read_pauses(self._pauses)
+        return PauseLog(self._pauses).read()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as connections:
@@ -366,7 +263,7 @@ class Cable:
 class Fleet:
     """A central and nodes, in a folder of their own. `traffic[i]` is what comes to node i.
 
-    `has_next`: the nodes know of a second central as well, which nobody has started yet.
+    `has_next`: the nodes know of a second central as well, which is not started yet.
     """
 
     def __init__(
@@ -380,42 +277,49 @@ class Fleet:
         has_cable: bool = False,
         has_next: bool = False,
     ) -> None:
-        parent = MEMORY if MEMORY.is_dir() else None
-        self.folder = Path(tempfile.mkdtemp(prefix="sluicegate-fleet-", dir=parent))
+        self.folder = make_folder("sluicegate-fleet-")
         self.seconds = seconds
-        self.central = CentralProcess(self.folder, limits, has_state=has_state)
+        self.central = CentralUnderTest(self.folder, limits, has_state=has_state)
+        self.next = CentralUnderTest(
+            self.folder / "next", limits, port=7411
+        )  # the nodes know it now
         self.cable: Cable | None = None
-        # Nobody else listens at such an address, so it is still free when it is wanted.
-        host = "127." + ".".join(str(random.randint(1, 254)) for _ in range(3))
-        self.next = CentralProcess(self.folder / "next", limits, listen=f"{host}:7411")
-        self.nodes: list[NodeProcesses] = []
-        self.origin = 0.0
+        self.nodes: list[NodeUnderTest] = []
+        self._begin = math.inf
         self._traffic = traffic
         self._workers = workers
         self._has_cable = has_cable
         self._has_next = has_next
         try:
-            self.central.launch()
+            self.central.start()
         except BaseException:
             self.close()
             raise
 
     def start_nodes(self) -> None:
         """Start the workers, once the central listens."""
-        self.central.wait_until_it_listens()
+        wait_for(self.central.is_listening, seen=self.central.last_output)
         if self._has_cable:
             self.cable = Cable(self.central.url, self.folder / "cable.pauses")
         centrals = [self.cable.url if self.cable else self.central.url]
         centrals += [self.next.url] if self._has_next else []
-        for number, coming in enumerate(self._traffic, 1):
-            plan = {
-                "centrals": centrals,
-                "seconds": self.seconds,
-                "traffic": [_of_one_worker(one, self._workers) for one in coming],
-            }
-            node = NodeProcesses(f"web-{number}", self.folder, plan, self._workers)
+        for place, coming in enumerate(self._traffic):
+            node = NodeUnderTest(
+                self.folder,
+                f"web-{place + 1}",
+                centrals,
+                coming,
+                workers=self._workers,
+                place=place,
+                of=len(self._traffic),
+            )
             self.nodes.append(node)
             node.start()
+
+    def begin(self, begin: float) -> None:
+        """Let the traffic begin at a moment of the monotonic clock."""
+        self._begin = begin
+        write_begin(self.folder, begin)
 
     def __enter__(self) -> "Fleet":
         return self
@@ -425,69 +329,63 @@ class Fleet:
 
     def take_over(self) -> None:
         """Start the second central; from now on it is the fleet's."""
-        self.next.launch()
+        self.next.start()
         self.central, self.next = self.next, self.central
-
-    def restart(self, node: NodeProcesses) -> None:
-        node.start()
-        node.begin(self.origin)
 
     @property
     def now(self) -> float:
-        return time.time() - self.origin
+        return time.monotonic() - self._begin
 
     def wait(self, until: float) -> None:
-        """Until a second of the story."""
+        """Until a second of the fleet's clock."""
         while (left := until - self.now) > 0:
             time.sleep(min(left, 0.2))
 
     def end(self) -> None:
         """Until all workers have closed their nodes: the last one of each waits for its ack."""
         self.wait(self.seconds)
-        for node in self.nodes:
-            node.wait()
+        living = [worker for worker in self._all_workers() if worker.pid is not None]
+        stop(living, PATIENCE)
+        for worker in living:
+            assert worker.popen.returncode == 0, worker.last_output()
 
     def close(self) -> None:
-        for node in self.nodes:
-            node.close()
+        for worker in self._all_workers():
+            worker.kill()
+            worker.counts.close()
         if self.cable is not None:
             self.cable.close()
-        self.central.close()
-        self.next.close()
+        stop([self.central, self.next], PATIENCE)
         shutil.rmtree(self.folder)
+
+    def _all_workers(self) -> list[Worker]:
+        return [worker for node in self.nodes for worker in node.workers]
 
     # What came of it
 
     def course(self, user: str) -> Course:
         """All that was admitted and refused to a user, on all nodes."""
-        tallies = [tally for node in self.nodes for tally in node.tallies]
-        admitted, refused = (
-            [
-                sum(bins)
-                for bins in zip(*(one.bins(user, admitted=kind) for one in tallies), strict=True)
-            ]
-            for kind in (True, False)
-        )
-        processes = [self.central, self.next, *self.nodes, *([self.cable] if self.cable else [])]
+        admitted, refused = [0] * BINS, [0] * BINS
+        for node, coming in zip(self.nodes, self._traffic, strict=True):
+            index = [traffic.user for traffic in coming].index(user)
+            for worker in node.workers:
+                for number, counts in enumerate(worker.counts.bins(0, BINS)):
+                    admitted[number] += counts[index][0]
+                    refused[number] += counts[index][1]
+        parts = [self.central, self.next, *self.nodes, *([self.cable] if self.cable else [])]
         pauses = [
-            (begin - self.origin, end - self.origin)
-            for process in processes
-            for begin, end in process.pauses()
+            (begin - self._begin, end - self._begin)
+            for part in parts
+            for begin, end in part.pauses()
         ]
         return Course(user, admitted, refused, pauses)
-
-
-def _of_one_worker(traffic: Traffic, workers: int) -> dict:
-    one = asdict(traffic)
-    spans = [(begin, min(end, 1e6)) for begin, end in traffic.spans]  # JSON knows no infinity
-    return one | {"service": FRONT, "rate": traffic.rate / workers, "spans": spans}
 
 
 def toml(*limits: tuple[str, float, float]) -> str:
     """A limits file: users, their requests per second, and their burst in seconds."""
     return "\n".join(
-        f'[[limit]]\nservice = "{FRONT}"\nuser = "{user}"\n'
-        f"burst_seconds = {burst_seconds}\nrequests = {rate}\n"
+        f'[[limit]]\nservice = "{SERVICE}"\nuser = "{user}"\n'
+        f"burst_seconds = {burst_seconds}\n{RESOURCE} = {rate}\n"
         for user, rate, burst_seconds in limits
     )
 
@@ -504,11 +402,9 @@ def begin_together(*fleets: Fleet) -> None:
             lambda fleet=fleet: len(fleet.central.get("/api/nodes")["nodes"]) == len(fleet.nodes),
             seen=lambda fleet=fleet: fleet.central.get("/api/nodes")["nodes"],
         )
-    origin = math.ceil(time.time()) + 1.0
+    begin = next_second(after=1.0)
     for fleet in fleets:
-        fleet.origin = origin
-        for node in fleet.nodes:
-            node.begin(origin)
+        fleet.begin(begin)
 
 
 @dataclass(frozen=True)
@@ -523,7 +419,7 @@ class Act:
 
 @dataclass
 class Times:
-    """When things really happened to a fleet, in seconds of the story."""
+    """When things really happened to a fleet, in seconds of the fleet's clock."""
 
     gone: float  # the first act was begun
     back: float = math.inf  # the last one was done, and the central listens
@@ -547,7 +443,7 @@ def play(acts: Sequence[Act]) -> dict[Fleet, Times]:
             times.setdefault(act.fleet, Times(act.fleet.now))
             act.do()
         for fleet, one in times.items():
-            if any(act.fleet is fleet for act in left) or not fleet.central.listens:
+            if any(act.fleet is fleet for act in left) or not fleet.central.is_listening():
                 continue
             one.back = min(one.back, fleet.now)
             if one.heard == math.inf and fleet.central.heard() == len(fleet.nodes):

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.fleet import Fleet, Spans, Traffic, begin_together, toml
+from sluicegate.demo.traffic import Spans, Traffic
+from tests.system.fleet import Fleet, begin_together, toml
 from tests.system.outcome import WARM, Outcome, assert_served, outcome
 
 CALM_SECONDS = 22.0

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.system.fleet import Act, Fleet, Traffic, begin_together, play, toml
+from sluicegate.demo.shared_counts import BIN_SECONDS
+from sluicegate.demo.traffic import Traffic
+from tests.system.fleet import Act, Fleet, begin_together, play, toml
 from tests.system.outcome import (
     WARM,
     Outcome,
@@ -23,7 +25,6 @@ from tests.system.outcome import (
     assert_served,
     outcome,
 )
-from tests.system.quota_worker import BIN_SECONDS
 
 CENTRAL_SECONDS = 31.0
 HELD, MODEST = 100.0, 20.0
@@ -48,25 +49,25 @@ def at_once(fleet: Fleet) -> bool:
 
 def has_saved(fleet: Fleet) -> bool:
     """The state of the running traffic is in the file."""
-    return fleet.central.has_saved_since(fleet.origin + 1.0)
+    return fleet.central.has_saved_within(fleet.now - 1.0)
 
 
 def has_ended(fleet: Fleet) -> bool:
-    return fleet.central.has_ended
+    return fleet.central.pid is None
 
 
 KNOWING = {  # It knows what was when it is there again
     "killed": Plot(
         [
             (14.3, lambda fleet: fleet.central.signal(signal.SIGKILL), has_saved),
-            (14.3, lambda fleet: fleet.central.launch(), has_ended),
+            (14.3, lambda fleet: fleet.central.start(), has_ended),
         ],
         {"has_state": True},
     ),
     "restarted": Plot(
         [
             (11.3, lambda fleet: fleet.central.signal(signal.SIGTERM), at_once),
-            (16.3, lambda fleet: fleet.central.launch(), has_ended),
+            (16.3, lambda fleet: fleet.central.start(), has_ended),
         ],
         {"has_state": True},
     ),
@@ -88,7 +89,7 @@ FORGETFUL = {  # It, or another, knows nothing
     "without state": Plot(
         [
             (13.3, lambda fleet: fleet.central.signal(signal.SIGTERM), at_once),
-            (13.3, lambda fleet: fleet.central.launch(), has_ended),
+            (13.3, lambda fleet: fleet.central.start(), has_ended),
         ],
     ),
     "another": Plot(

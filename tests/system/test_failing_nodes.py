@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from sluicegate.demo.traffic import Traffic
 from tests.harness.waits import wait_for
-from tests.system.fleet import Fleet, Traffic, begin_together, toml
+from tests.system.fleet import Fleet, begin_together, toml
 from tests.system.outcome import (
     WARM,
     Outcome,
@@ -41,7 +42,7 @@ def nodes() -> Iterator[Outcome]:
             "frozen": second.freeze,
             "thawed": second.thaw,
             "killed": third.kill,
-            "restarted": lambda: fleet.restart(third),
+            "restarted": third.restart,
         }
         at = {}
         for act, planned in ACTS.items():
@@ -49,7 +50,7 @@ def nodes() -> Iterator[Outcome]:
             at[act] = fleet.now
             do[act]()
             if act == "reporter":
-                wait_for(first.has_reporter)
+                wait_for(first.reporter)
                 at["another reports"] = fleet.now
         at["back"] = fleet.now  # the workers that were started again are there
         yield outcome(fleet, "harmed", "modest", **at)

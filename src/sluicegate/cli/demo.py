@@ -16,7 +16,7 @@ from sluicegate.cli.arguments import seconds
 from sluicegate.cli.output import can_show, discard, is_terminal, open_console
 from sluicegate.clock import Clock
 from sluicegate.demo import limits, limits_screen, quota, quota_screen
-from sluicegate.demo.fleet import Ended
+from sluicegate.demo.fleet import StartCancelled
 from sluicegate.demo.sparkline import ASCII, BLOCKS, plain
 from sluicegate.errors import ConfigError, SluicegateError
 
@@ -129,7 +129,7 @@ def run_quota(duration: float | None, as_json: bool, console: "Console | None") 
                     demo.run(_SECONDS_WITHOUT_TERMINAL if duration is None else duration)
                 # The fleet has the rest only while it runs.
                 report = quota.report(demo, flag.number)
-        except Ended:
+        except StartCancelled:
             return _exit_code(flag.number, is_held=False, is_drawn=console is not None)
         closing = quota_screen.summary(demo)
     if as_json:

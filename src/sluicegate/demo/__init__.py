@@ -6,13 +6,17 @@ shell that moves it in step with real time and draws it. Without a terminal it r
 `sluicegate demo` is the real thing, as processes: a central, three end nodes of two workers each,
 and the traffic of four users. From the inside to the outside:
 
-    quota_users    who the users are, what they do, what must hold for each
-    quota_record   what came of it in each second, and the verdict
-    tally          the counts of one worker, in a file that the demo reads
-    worker         a process: a part of the traffic, through an end node
-    leash          a process ends with the one that started it
-    fleet          all processes: started, started again, ended; their folder
-    central_watch  what the central says of itself and its limits
-    quota          the demo: all of these in real time
-    quota_screen   the terminal
+    traffic          what a user sends to a node, as data, and when it begins
+    quota_users      the users: their traffic, their limits, what must hold for each
+    verdict          the counts of each second, and whether the limits held
+    shared_counts    the counts of one worker, in a file that the demo reads
+    pauses           for how long the machine held up a process
+    worker           the program of a worker: its part of the traffic, through an end node
+    metered          the program of the central: the real command, and its pauses
+    die_with_parent  runs a command that is killed when its parent dies
+    process          a process of a fleet: start, stop, log; the system tests use it, too
+    fleet            all processes of the demo, started again when they die, and their folder
+    status_poller    what the central's API says of itself and its limits
+    quota            the demo: all of these in real time
+    quota_screen     the terminal
 """

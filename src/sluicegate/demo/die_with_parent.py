@@ -1,13 +1,13 @@
-"""A process ends with the one that started it, whatever ends that.
+"""Runs a command that is killed when its parent process dies, however that happens.
 
-    python die_with_parent.py PARENT COMMAND...      runs COMMAND, and kills it when PARENT dies
+    python die_with_parent.py PARENT COMMAND...
 
-The kernel is told to kill this process when its parent dies (PR_SET_PDEATHSIG), which a new
-program in the same process keeps. It is SIGKILL: a process that was stopped would not hear any
-other, and nothing here is worth saving. The parent may be gone before the kernel is told, so
-`set_up` checks for it.
+The kernel sends SIGKILL to this process when its parent dies (PR_SET_PDEATHSIG), which holds for
+the program that replaces it, too. It is SIGKILL because a stopped process would receive no other
+signal, and nothing here is worth saving. If the parent has died before the kernel knows, the
+command is not started.
 
-This file imports nothing of sluicegate's: as a program it should cost nothing.
+This file imports nothing of sluicegate: as a program it should cost nothing.
 """
 
 import ctypes
@@ -15,18 +15,22 @@ import os
 import signal
 import sys
 
-__all__ = ["set_up"]
+__all__ = ["wrap"]
 
 _PR_SET_PDEATHSIG = 1
 
 
-def set_up(parent: int) -> None:
-    """From now on this process ends with its parent."""
+def wrap(command: list[str]) -> list[str]:
+    """The same command, killed when this process dies."""
+    return [sys.executable, "-SI", __file__, str(os.getpid()), *command]
+
+
+def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+    os.execv(sys.argv[2], sys.argv[2:])
 
 
 if __name__ == "__main__":
-    set_up(int(sys.argv[1]))
-    os.execv(sys.argv[2], sys.argv[2:])
+    main()

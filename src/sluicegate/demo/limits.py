@@ -5,10 +5,10 @@ for one second in six. Each burst lies across the edge of two windows, where a f
 window counts anew. Every limiter is set to 100 per second, so that only the algorithm
 makes a difference.
 
-`LimitsDemo` is the model: a `ManualClock`, the limiters on it, and a `Row` of tallies
+`LimitsDemo` is the model: a `ManualClock`, the limiters on it, and a `Row` of counters
 for each. One `step` is a quarter of a second. A call that must wait passes at the time
-it reserved, so asked = passed + refused + waiting after each. `report` tells what it
-has seen, as data; `limits_screen.py` draws it.
+it reserved, so asked = passed + refused + waiting after each. `report` returns the
+result as data; `limits_screen.py` draws it.
 """
 
 import itertools
@@ -202,7 +202,7 @@ class Row:
 
 
 class LimitsDemo:
-    """The traffic, the limiters and their tallies, in virtual time from 0."""
+    """The traffic, the limiters and their counters, in virtual time from 0."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,8 +1,8 @@
-"""Runs a `sluicegate` command that also logs when the machine held it up.
+"""Runs a `sluicegate` command that logs its pauses: for how long the machine held it up.
 
     python -m sluicegate.demo.metered PAUSES central --listen HOST:PORT --limits FILE ...
 
-A line of the file PAUSES is the begin and the end of a pause, in seconds of the monotonic clock.
+PAUSES is the file of a `PauseMeter`.
 """
 
 import runpy
@@ -13,14 +13,8 @@ from sluicegate.demo.pauses import PauseMeter
 
 
 def main() -> None:
-    path = Path(sys.argv.pop(1))
-    with path.open("a", buffering=1) as log:  # a line is written whole
-
-        def note(begin: float, end: float) -> None:
-            log.write(f"{begin} {end}\n")
-
-        with PauseMeter(note):
-            runpy.run_module("sluicegate", run_name="__main__", alter_sys=True)
+    with PauseMeter(Path(sys.argv.pop(1))):
+        runpy.run_module("sluicegate", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 `QuotaDemo` ties the parts together: it keeps the fleet running, takes the counts of each second
 from the workers once it is over, and writes them into the `Record` with the limit that was in
-force. `report` tells what it has seen, as data; `quota_screen.py` draws it. Both a person and a
+force. `report` returns the result as data; `quota_screen.py` draws it. Both a person and a
 program may change the limits of the fleet's central meanwhile (`sluicegate limits set ...`): the
 record follows.
 
@@ -19,11 +19,11 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from sluicegate.demo.fleet import Fleet
-from sluicegate.demo.quota_users import NODES, USERS, WORKERS, User
-from sluicegate.demo.shared_counts import RING
-from sluicegate.demo.status_poller import CentralStatus, CentralWatch
+from sluicegate.demo.process import NodeProcesses
+from sluicegate.demo.quota_users import USERS, User
+from sluicegate.demo.shared_counts import BINS, BINS_PER_SECOND
+from sluicegate.demo.status_poller import CentralStatus, StatusPoller
 from sluicegate.demo.verdict import WARM_UP, Record, Second
-from sluicegate.demo.worker import node_name
 
 __all__ = ["LEAST_SECONDS", "NodeView", "QuotaDemo", "StopFlag", "report", "stop_flag"]
 
@@ -33,7 +33,7 @@ _LATE = 0.6  # seconds after which a worker has counted its calls, and its pause
 
 
 class StopFlag:
-    """Which signal has told the demo to end, if one has."""
+    """The signal that ends the demo, once one was received."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -81,14 +81,14 @@ class QuotaDemo:
         self.recorded = 0  # seconds
         self._flag = flag
         self._fleet = Fleet(flag.is_set)
-        self._watch: CentralWatch | None = None
+        self._poller: StatusPoller | None = None
 
     def __enter__(self) -> Self:
-        """Start the fleet; raises Ended if the flag is set meanwhile."""
+        """Start the fleet; raises StartCancelled if the flag is set meanwhile."""
         try:
             self._fleet.open()
-            self._watch = CentralWatch(self.url)
-            self._watch.__enter__()
+            self._poller = StatusPoller(self.url)
+            self._poller.__enter__()
         except BaseException:
             self._fleet.close()
             raise
@@ -101,14 +101,14 @@ class QuotaDemo:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if self._watch is not None:
-                self._watch.__exit__(kind, error, traceback)
+            if self._poller is not None:
+                self._poller.__exit__(kind, error, traceback)
         finally:
             self._fleet.close()
 
     @property
     def url(self) -> str:
-        return self._fleet.url
+        return self._fleet.central.url
 
     @property
     def central_pid(self) -> int | None:
@@ -117,9 +117,9 @@ class QuotaDemo:
     @property
     def has_lost_its_port(self) -> bool:
         """The central cannot be started again, because another program listens there now."""
-        fleet = self._fleet
-        is_dead = fleet.central.pid is None and fleet.central.restarts > 0
-        return is_dead and "already in use" in fleet.said_by(fleet.central).rpartition("\n")[2]
+        central = self._fleet.central
+        is_dead = central.pid is None and central.restarts > 0
+        return is_dead and "already in use" in central.last_output().rpartition("\n")[2]
 
     @property
     def central_restarts(self) -> int:
@@ -127,13 +127,13 @@ class QuotaDemo:
 
     @property
     def central(self) -> CentralStatus:
-        return CentralStatus() if self._watch is None else self._watch.status
+        return CentralStatus() if self._poller is None else self._poller.status
 
     def nodes(self) -> list[NodeView]:
-        return [self._node(number) for number in range(NODES)]
+        return [_view(node) for node in self._fleet.nodes]
 
     def run(self, seconds: float | None, show: Callable[[], object] = lambda: None) -> None:
-        """So many seconds, or until the flag is set; `show` is called five times a second."""
+        """Run for `seconds`, or until the flag is set; `show` is called five times a second."""
         while not self._flag.is_set() and (seconds is None or self.recorded < seconds):
             self.step(time.monotonic())
             show()
@@ -141,20 +141,20 @@ class QuotaDemo:
 
     def step(self, now: float) -> None:
         """Record the seconds that are over."""
-        self._fleet.tend(now)
+        self._fleet.restart_dead(now)
         over = int(now - self._fleet.begin - _LATE) if now > self._fleet.begin + _LATE else 0
         while self.recorded < over:
-            is_known = self.recorded > over - RING + 2
+            is_known = self.recorded > over - BINS // BINS_PER_SECOND + 2
             counts = self._fleet.counts(self.recorded)
             pause = self._fleet.longest_pause(self.recorded)
             for user, (admitted, refused) in zip(USERS, counts, strict=True):
-                terms = self.central.terms_of(user.name)
+                in_force = self.central.limit_of(user.name)
                 self.record.add(
                     user,
                     Second(
                         self.recorded,
-                        terms.limit if is_known else None,
-                        terms.burst_seconds,
+                        in_force.limit if is_known else None,
+                        in_force.burst_seconds,
                         admitted + refused,
                         admitted,
                         pause,
@@ -162,17 +162,16 @@ class QuotaDemo:
                 )
             self.recorded += 1
 
-    def _node(self, number: int) -> NodeView:
-        standing = self._fleet.standing(number)
-        reporter = next((each for each in standing if each.is_reporting), None)
-        workers = [self._fleet.workers[number, worker] for worker in range(WORKERS)]
-        return NodeView(
-            node_name(number),
-            "none" if reporter is None else reporter.state,
-            tuple(each.pid for each in workers if each.pid is not None),
-            None if reporter is None else reporter.pid,
-            sum(each.restarts for each in workers),
-        )
+
+def _view(node: NodeProcesses) -> NodeView:
+    reporter = next((status for status in node.statuses() if status.is_reporting), None)
+    return NodeView(
+        node.name,
+        "none" if reporter is None else reporter.state,
+        tuple(pid for worker in node.workers if (pid := worker.pid) is not None),
+        None if reporter is None else reporter.pid,
+        sum(worker.restarts for worker in node.workers),
+    )
 
 
 def report(demo: QuotaDemo, ended_by: int | None = None) -> dict[str, object]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluicegate.demo.quota import NodeView, QuotaDemo
-from sluicegate.demo.quota_users import SERVICE, USERS, WORKERS, User
+from sluicegate.demo.quota_users import USERS, WORKERS, User
 from sluicegate.demo.sparkline import AT_LIMIT, bar_height, draw
+from sluicegate.demo.traffic import SERVICE
 from sluicegate.demo.verdict import WARM_UP, Check, Record, Second
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _central(demo: QuotaDemo) -> str:
         return f"central  [red]dead[/]; another program has taken {demo.url}: start the demo anew"
     if demo.central_pid is None:
         return "central  [red]dead[/]; it is started again in a moment, with the state it had"
-    if not status.answers:
+    if not status.is_answering:
         return f"central  [red]does not answer[/]   process {demo.central_pid}"
     role = "leads" if status.role == "active" else status.role
     return (
@@ -67,13 +68,13 @@ def _central(demo: QuotaDemo) -> str:
 
 def _node(node: NodeView) -> str:
     colour = _COLOURS[node.state]
-    told = " and ".join(
+    pids = " and ".join(
         f"{pid}{' (reports)' if pid == node.reporter else ''}" for pid in node.workers
     )
     missing = WORKERS - len(node.workers)
-    told = f"processes {told}" if node.workers else "no process"
+    processes = f"processes {pids}" if node.workers else "no process"
     later = f"; {missing} to be started again" if missing else ""
-    return f"{node.name:8} [{colour}]{node.state:7}[/] {told}{later}"
+    return f"{node.name:8} [{colour}]{node.state:7}[/] {processes}{later}"
 
 
 def _user(record: Record, user: User, bar_width: int, bars: str) -> str:
@@ -88,7 +89,7 @@ def _user(record: Record, user: User, bar_width: int, bars: str) -> str:
 
 
 def _height(second: Second) -> int:
-    # Who has no limit gets all he asks for: that is neither below nor above.
+    # A user without a limit gets all it asks for: that is neither below nor above.
     return bar_height(second.admitted, second.asked if second.limit is None else second.limit)
 
 

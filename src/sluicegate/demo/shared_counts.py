@@ -1,40 +1,37 @@
-"""`Tally`: what one worker has counted, in a file that the demo reads while it is written.
+"""`SharedCounts`: the requests that one worker counted, in a file that others read meanwhile.
 
-The file is mapped into both processes, so a worker never waits for a reader, and what a killed
-one has counted stays. There is one writer. All numbers are 64-bit words:
+The file is mapped into the memory of both processes, so a worker never waits for a reader, and
+what a killed worker counted stays. There is one writer. All numbers are 64-bit words:
 
     pid, is_reporting, state, epoch, slot
-    then for each of the last RING seconds: its number + 1, and for each user admitted, refused
-    then for each of them again: its number + 1, and the longest pause of the worker in it, in
-    microseconds (another thread writes these)
+    then a ring of the last BINS bins of time, each: its number + 1, and for each user admitted,
+    refused
 
 `state` is an index into the node's STATES. A worker that is started again goes on in the file.
 """
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sluicegate.demo.quota_users import USERS
 from sluicegate.quota.node.core.quota_freshness import STATES
 
-__all__ = ["RING", "Standing", "Tally"]
+__all__ = ["BINS", "BINS_PER_SECOND", "BIN_SECONDS", "SharedCounts", "WorkerStatus"]
 
-RING = 64  # seconds
-_HEAD = 5
-_ROW = 1 + 2 * len(USERS)
-_PAUSES = _HEAD + RING * _ROW
-_SIZE = _PAUSES + RING * 2
+BINS_PER_SECOND = 20
+BIN_SECONDS = 1 / BINS_PER_SECOND
+BINS = 120 * BINS_PER_SECOND
+_HEADER = 5
 _WORD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a worker says of itself. `pid` 0: it has not started yet."""
+class WorkerStatus:
+    """What a worker publishes about itself. `pid` 0: it has not started yet."""
 
     pid: int
     is_reporting: bool = False
@@ -43,11 +40,13 @@ class Standing:
     slot: int = -1
 
 
-class Tally:
-    """The counts of one worker; the file is made when it is missing."""
+class SharedCounts:
+    """The counts of one worker; the file is created if it is missing."""
 
-    def __init__(self, path: Path) -> None:
-        size = _SIZE * _WORD
+    def __init__(self, path: Path, users: int) -> None:
+        self._users = users
+        self._row = 1 + 2 * users
+        size = (_HEADER + BINS * self._row) * _WORD
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(descriptor, size)
@@ -58,52 +57,43 @@ class Tally:
 
     # By the worker
 
-    def stand(self, standing: Standing) -> None:
-        self._words[1] = standing.is_reporting
-        self._words[2] = STATES.index(standing.state)
-        self._words[3] = standing.epoch
-        self._words[4] = standing.slot
-        self._words[0] = standing.pid  # the last: the others are there when this is
+    def publish(self, status: WorkerStatus) -> None:
+        self._words[1] = status.is_reporting
+        self._words[2] = STATES.index(status.state)
+        self._words[3] = status.epoch
+        self._words[4] = status.slot
+        self._words[0] = status.pid  # the last: the others are valid when this is set
 
-    def count(self, second: int, user: int, *, is_admitted: bool) -> None:
-        row = _HEAD + second % RING * _ROW
+    def count(self, t: float, user: int, *, is_admitted: bool) -> None:
+        """Count a request of the user with this number, `t` seconds after the begin."""
+        number = int(t * BINS_PER_SECOND)
+        row = _HEADER + number % BINS * self._row
         words = self._words
-        if words[row] != second + 1:
+        if words[row] != number + 1:
             words[row] = 0
-            for cell in range(row + 1, row + _ROW):
-                words[cell] = 0
-            words[row] = second + 1
+            for place in range(row + 1, row + self._row):
+                words[place] = 0
+            words[row] = number + 1
         words[row + 1 + 2 * user + (not is_admitted)] += 1
 
-    def pause(self, begin: float, end: float) -> None:
-        """The worker could not run from one moment to the other, in seconds of the traffic."""
-        length = round((end - begin) * 1e6)
-        words = self._words
-        for second in range(max(int(begin), int(end) - RING + 1, 0), int(end) + 1):
-            row = _PAUSES + second % RING * 2
-            before = words[row + 1] if words[row] == second + 1 else 0
-            words[row] = 0
-            words[row + 1] = max(length, before)
-            words[row] = second + 1
+    # By the readers
 
-    # By the demo
+    def status(self) -> WorkerStatus:
+        pid, is_reporting, state, epoch, slot = self._words[:_HEADER]
+        return WorkerStatus(pid, bool(is_reporting), STATES[state], epoch, slot)
 
-    def standing(self) -> Standing:
-        pid, is_reporting, state, epoch, slot = self._words[:_HEAD]
-        return Standing(pid, bool(is_reporting), STATES[state], epoch, slot)
+    def bins(self, first: int, last: int) -> Iterator[list[tuple[int, int]]]:
+        """Admitted and refused requests of each user, in each bin from `first` to before `last`.
 
-    def counts(self, second: int) -> Sequence[tuple[int, int]]:
-        """Admitted and refused of each user in a second; zeros if nothing was counted."""
-        row = _HEAD + second % RING * _ROW
-        words = self._words[row : row + _ROW].tolist()
-        if words[0] != second + 1:
-            return [(0, 0)] * len(USERS)
-        return list(zip(words[1::2], words[2::2], strict=True))
-
-    def longest_pause(self, second: int) -> float:
-        """The longest pause of the worker that reaches into a second; 0 if there was none."""
-        number, length = self._words[_PAUSES + second % RING * 2 :][:2].tolist()
-        return length / 1e6 if number == second + 1 else 0.0
+        They are zero in bins in which nothing was counted, or which the ring has lost.
+        """
+        for number in range(first, last):
+            row = _HEADER + number % BINS * self._row
+            words = self._words[row : row + self._row].tolist()
+            if words[0] == number + 1:
+                yield list(zip(words[1::2], words[2::2], strict=True))
+            else:
+                yield [(0, 0)] * self._users
 
     def close(self) -> None:
         self._words.release()

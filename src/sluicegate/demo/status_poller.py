@@ -1,7 +1,7 @@
-"""`CentralWatch`: what the central says of itself and of its limits, asked all the time.
+"""`StatusPoller`: polls the status and the limits of the demo's central over its HTTP API.
 
-In a thread, because a central that is stopped does not answer, and the screen goes on. What it
-has last heard is one immutable value, so nobody waits for anybody.
+It has a thread, because a central that is stopped does not answer, and the screen goes on. The last
+answer is one immutable value, so readers take no lock.
 """
 
 import http.client
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from sluicegate.demo.quota_users import RESOURCE, SERVICE
+from sluicegate.demo.traffic import RESOURCE, SERVICE
 
-__all__ = ["CentralStatus", "CentralWatch", "Terms"]
+__all__ = ["CentralStatus", "StatusPoller", "UserLimit"]
 
 _EVERY = 0.5  # seconds
 _TIMEOUT = 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """The limit of a user: units per second (None: there is none), and what may be saved."""
+class UserLimit:
+    """The limit of a user in requests per second (None: no limit), and its burst."""
 
     limit: float | None
     burst_seconds: float
@@ -30,52 +30,52 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class CentralStatus:
-    """What was heard last. While it does not answer, the rest is as it was."""
+    """The last answer. While the central does not answer, the rest is as it was."""
 
-    answers: bool = False
+    is_answering: bool = False
     name: str = ""
     role: str = ""
     epoch: int = -1
     slot: int = -1
-    terms: Mapping[str, Terms] = field(default_factory=dict)
+    limits: Mapping[str, UserLimit] = field(default_factory=dict)
 
-    def terms_of(self, user: str) -> Terms:
-        return self.terms.get(user) or self.terms.get("*") or Terms(None, 0.0)
+    def limit_of(self, user: str) -> UserLimit:
+        return self.limits.get(user) or self.limits.get("*") or UserLimit(None, 0.0)
 
 
-class CentralWatch:
-    """Asks the central at a URL, from `with` to its end."""
+class StatusPoller:
+    """Polls the central at a URL, from `with` to its end."""
 
     def __init__(self, url: str) -> None:
         self.status = CentralStatus()
         self._address = url.removeprefix("http://")
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="central-watch", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="status-poller", daemon=True)
 
-    def _watch(self) -> None:
+    def _poll(self) -> None:
         while not self._is_over.is_set():
             try:
                 self.status = self._ask()
             except (OSError, http.client.HTTPException, ValueError, KeyError):
-                self.status = replace(self.status, answers=False)
+                self.status = replace(self.status, is_answering=False)
             self._is_over.wait(_EVERY)
 
     def _ask(self) -> CentralStatus:
         connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT)
         try:
             status = _get(connection, "/api/status")
-            limits = _get(connection, f"/api/limits?service={SERVICE}")
+            table = _get(connection, f"/api/limits?service={SERVICE}")
         finally:
             connection.close()
         return CentralStatus(
-            answers=True,
+            is_answering=True,
             name=status["name"],
             role=status["role"],
             epoch=status["epoch"],
             slot=status["slot"],
-            terms={
-                entry["user"]: Terms(entry.get(RESOURCE), entry["burst_seconds"])
-                for entry in limits["limits"]
+            limits={
+                entry["user"]: UserLimit(entry.get(RESOURCE), entry["burst_seconds"])
+                for entry in table["limits"]
             },
         )
 
@@ -98,5 +98,5 @@ def _get(connection: http.client.HTTPConnection, path: str) -> dict[str, Any]:
     response = connection.getresponse()
     body = json.loads(response.read())
     if response.status != 200 or not isinstance(body, dict):
-        raise ValueError(f"{path} answers {response.status}")
+        raise ValueError(f"unexpected answer to GET {path}: status {response.status}, expected 200")
     return body

@@ -1,135 +1,169 @@
-"""A worker of an end node: `python -m sluicegate.demo.worker`, started by `fleet.py`.
+"""One worker process of an end node, which also generates its part of the node's traffic.
 
-It makes its share of the calls of all users at its node, by the clock and not by what becomes of
-them, and counts in its `Tally` what passed. A call that passed is over at once: what is shown is
-the limits, not the work. After a pause (it was stopped, or the machine is busy) it makes up for
-`_MOST_BEHIND` seconds of calls; nobody waits longer than that. Pauses are in the tally, too: what
-the machine made late says nothing about the limits.
+    python -m sluicegate.demo.worker PLAN        a `WorkerPlan` as JSON
 
-The traffic begins at the time in the file `begin`, which appears when all workers are there.
-Times are seconds of the monotonic clock, which all processes of a host share.
+It opens a `Node`, waits for the begin of the traffic, and then sends requests by the clock,
+whatever the answers are. An admitted request is consumed at once: what is examined are the limits,
+not the work. After a pause (the process was stopped, or the machine is busy) it makes up for
+MAX_BACKLOG seconds of requests; clients wait no longer than that. SIGTERM ends it, and closes the
+node.
+
+What it leaves in the folder, also when it is killed: its `SharedCounts`, the log of its pauses, and
+in the file NODE.states a line `[seconds, state, epoch]` for each change of the node's quota that it
+saw while it was the reporting worker.
 """
 
-import argparse
-import contextlib
+import json
+import logging
 import os
 import signal
+import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
-from sluicegate.demo import die_with_parent
 from sluicegate.demo.pauses import PauseMeter
-from sluicegate.demo.quota_users import NODES, RESOURCE, SERVICE, USERS, WORKERS
-from sluicegate.demo.shared_counts import Standing, Tally
+from sluicegate.demo.shared_counts import SharedCounts, WorkerStatus
+from sluicegate.demo.traffic import RESOURCE, SERVICE, Traffic, read_begin
 from sluicegate.errors import Unavailable
 from sluicegate.quota import Node
 
-__all__ = ["BEGIN", "Caller", "main", "node_name", "tally_path"]
+__all__ = ["MAX_BACKLOG", "LoadGenerator", "WorkerPlan", "main"]
 
-BEGIN = "begin"
-_TICK = 0.005
-_MOST_BEHIND = 0.25
-_TELL_EVERY = 0.25
-_ONE = {RESOURCE: 1.0}
+MAX_BACKLOG = 0.5  # seconds
+_TICK = 0.01
+_PUBLISH_EVERY = 0.1
 
 
-def node_name(node: int) -> str:
-    return f"node-{node + 1}"
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """What a worker is to do. `traffic` is that of this worker alone.
+
+    `phase`: the part of the time between two of its requests after which it sends the first one.
+    Workers have different phases, so that requests of a steady rate come evenly over all of them.
+    """
+
+    folder: Path
+    node: str
+    worker: int
+    centrals: Sequence[str]
+    traffic: Sequence[Traffic]
+    phase: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.node}.{self.worker}"
+
+    def path(self, suffix: str) -> Path:
+        """A file of this worker."""
+        return self.folder / f"{self.name}.{suffix}"
+
+    def node_path(self, suffix: str) -> Path:
+        """A file of all workers of the node."""
+        return self.folder / f"{self.node}.{suffix}"
+
+    def open_counts(self) -> SharedCounts:
+        return SharedCounts(self.path("counts"), len(self.traffic))
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        plan = json.loads(text)
+        traffic = [Traffic(**one) for one in plan.pop("traffic")]
+        return cls(folder=Path(plan.pop("folder")), traffic=traffic, **plan)
 
 
-def tally_path(folder: Path, node: int, worker: int) -> Path:
-    return folder / f"{node_name(node)}.{worker}.tally"
+class LoadGenerator:
+    """Sends the requests of a worker when they are due. Times are seconds since the begin."""
 
-
-class Caller:
-    """Makes the calls that are due: one worker's part of the traffic at a node."""
-
-    def __init__(self, node: Node, tally: Tally, *, place: int, worker: int, begin: float) -> None:
+    def __init__(self, node: Node, counts: SharedCounts, plan: WorkerPlan, begin: float) -> None:
         self._node = node
-        self._tally = tally
-        self._place = place
+        self._counts = counts
+        self._traffic = plan.traffic
         self._begin = begin
-        # Each has another beginning, so that calls of a steady rate come evenly over all.
-        self._owed = [(place * WORKERS + worker) / (NODES * WORKERS)] * len(USERS)
-        self._done = 0.0
+        now = time.monotonic() - begin
+        self._due = [max(plan.phase / one.rate, now) for one in plan.traffic]  # the next of each
 
-    def call(self, now: float) -> None:
-        """Make all calls that are due at `now`."""
-        t = now - self._begin
-        since = min(t - self._done, _MOST_BEHIND)
-        self._done = max(t, 0.0)
-        if since <= 0:
-            return
-        for index, user in enumerate(USERS):
-            owed = self._owed[index] + user.rate(self._place, t) / WORKERS * since
-            while owed >= 1.0:
-                owed -= 1.0
-                # A call counts in the second in which it is made, also when it is late.
-                second = int(time.monotonic() - self._begin)
-                passes = self._node.allows(SERVICE, user.name, _ONE)
-                if passes:
-                    self._node.consume(SERVICE, user.name, _ONE)
-                self._tally.count(second, index, is_admitted=passes)
-            self._owed[index] = owed
+    def send(self, now: float) -> None:
+        """Send all requests that are due at `now`."""
+        for index, traffic in enumerate(self._traffic):
+            due = max(self._due[index], now - MAX_BACKLOG)
+            while due <= now:
+                if traffic.is_on(due):
+                    self._send_one(index, traffic)
+                due += 1.0 / traffic.rate
+            self._due[index] = due
 
-    def paused(self, begin: float, end: float) -> None:
-        """The machine did not let the worker run between two moments."""
-        if end > self._begin:
-            self._tally.pause(begin - self._begin, end - self._begin)
+    def _send_one(self, index: int, traffic: Traffic) -> None:
+        is_admitted = self._node.allows(SERVICE, traffic.user)
+        if is_admitted:
+            self._node.consume(SERVICE, traffic.user, {RESOURCE: traffic.cost})
+        # It counts in the bin in which it was sent, also when that was late.
+        t = max(time.monotonic() - self._begin, 0.0)
+        self._counts.count(t, index, is_admitted=is_admitted)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--central", required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--node", type=int, required=True)
-    parser.add_argument("--worker", type=int, required=True)
-    arguments = parser.parse_args(argv)
-    die_with_parent.set_up(arguments.parent)
-    stops: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
-    folder, place, worker = arguments.folder, arguments.node, arguments.worker
-    name = node_name(place)
-    caller: Caller | None = None
+class _StatusPublisher:
+    """Publishes the status of the worker, and logs each change of the node's quota."""
 
-    def note_pause(begin: float, end: float) -> None:
-        if caller is not None:
-            caller.paused(begin, end)
+    def __init__(self, node: Node, counts: SharedCounts, log: Path) -> None:
+        self._node = node
+        self._counts = counts
+        self._log = log
+        self._logged: tuple[str, int] | None = None
 
-    with (
-        Tally(tally_path(folder, place, worker)) as tally,
-        PauseMeter(note_pause),
-        Node(
-            arguments.central, node_id=name, services=[SERVICE], shared=str(folder / f"{name}.shm")
-        ) as node,
-    ):
-        tell_at = 0.0
-        while not stops:
-            now = time.monotonic()
-            if now >= tell_at:
-                tell_at = now + _TELL_EVERY
-                _tell(node, tally)
-            if caller is not None:
-                caller.call(now)
-            elif (begin := _begin(folder)) is not None:
-                caller = Caller(node, tally, place=place, worker=worker, begin=begin)
-            time.sleep(_TICK)
-
-
-def _begin(folder: Path) -> float | None:
-    try:
-        return float((folder / BEGIN).read_text())
-    except FileNotFoundError:
-        return None
-
-
-def _tell(node: Node, tally: Tally) -> None:
-    with contextlib.suppress(Unavailable):  # its thread is busy; it is asked again soon
-        status = node.status()
+    def publish(self, t: float | None) -> None:
+        """`t`: seconds since the begin of the traffic; None before it is known."""
+        try:
+            status = self._node.status()
+        except Unavailable:
+            return  # the reporter thread is busy; the next call may succeed
         state = "none" if status.quota is None else status.quota.state
         slot = -1 if status.slot is None else status.slot
-        tally.stand(Standing(os.getpid(), status.is_reporting, state, status.epoch, slot))
+        published = WorkerStatus(os.getpid(), status.is_reporting, state, status.epoch, slot)
+        self._counts.publish(published)
+        seen = (state, status.epoch)
+        if t is None or t < 0 or not status.is_reporting or status.quota is None:
+            return
+        if seen != self._logged:
+            self._logged = seen
+            with self._log.open("a") as file:
+                file.write(json.dumps([t, *seen]) + "\n")
+
+
+def main() -> None:
+    plan = WorkerPlan.decode(sys.argv[1])
+    logging.basicConfig(format=f"%(asctime)s {plan.name} {os.getpid()} %(message)s", level="INFO")
+    stops: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+    begin: float | None = None
+    generator: LoadGenerator | None = None
+    with (
+        plan.open_counts() as counts,
+        PauseMeter(plan.path("pauses")),
+        Node(
+            plan.centrals,
+            node_id=plan.node,
+            services=[SERVICE],
+            shared=str(plan.node_path("shm")),
+        ) as node,
+    ):
+        publisher = _StatusPublisher(node, counts, plan.node_path("states"))
+        publish_at = 0.0
+        while not stops:
+            now = time.monotonic()
+            if now >= publish_at:
+                publish_at = now + _PUBLISH_EVERY
+                publisher.publish(None if begin is None else now - begin)
+            if begin is not None and generator is not None:
+                generator.send(now - begin)
+            elif (begin := read_begin(plan.folder)) is not None:
+                generator = LoadGenerator(node, counts, plan, begin)
+            time.sleep(_TICK)
 
 
 if __name__ == "__main__":

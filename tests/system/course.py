@@ -1,7 +1,7 @@
-"""`Course`: how it went for a user of a story, in bins of the wall clock.
+"""`Course`: the admitted and refused requests of one user of a fleet over time, in bins of 50 ms.
 
-Times are seconds since the story began; amounts are requests, on all nodes together. A second of
-the story is a slot.
+Times are seconds since the traffic began; amounts are requests, on all nodes together. A second is
+a slot.
 
 What the machine made late is distinguished from what the fleet did. A slot is calm unless a process
 of the fleet was held up for a tenth of a second or longer in it or in one of the three before it:
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from sluicegate.demo.pauses import SHORTEST_PAUSE, Span
 from sluicegate.demo.shared_counts import BIN_SECONDS, BINS_PER_SECOND
-from sluicegate.demo.verdict import FELT, LONG_PAUSE
+from sluicegate.demo.verdict import LONG_PAUSE, RECOVERY
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True, repr=False)
 class Course:
-    """How it went for a user: admitted and refused requests in each bin of the story."""
+    """Admitted and refused requests of a user in each bin."""
 
     user: str
     admitted: list[int]
@@ -44,7 +44,7 @@ class Course:
     pauses: list[Span]  # of any process of the fleet
 
     def total(self, begin: float = 0.0, end: float = math.inf) -> int:
-        """Admitted from one second of the story to another."""
+        """Admitted from one second to another."""
         return sum(self.admitted[_bin(begin) : _bin(end)])
 
     def demand(self, begin: float, end: float) -> int:
@@ -87,7 +87,7 @@ class Course:
         return [
             slot
             for slot in range(math.ceil(begin), math.floor(end))
-            if not any(first < slot + 1 and last > slot - FELT for first, last in pauses)
+            if not any(first < slot + 1 and last > slot - RECOVERY for first, last in pauses)
         ]
 
     def _long_pauses(self) -> list[Span]:
@@ -131,7 +131,7 @@ class Course:
         return missing / max(wanted, 1.0)
 
     def seconds(self, begin: float = 0.0, end: float = math.inf) -> list[int]:
-        """Admitted in each second of the story, that is in each slot."""
+        """Admitted in each second, that is in each slot."""
         last = max((i for i, n in enumerate(self.admitted) if n), default=0)
         end = min(end, math.ceil((last + 1) * BIN_SECONDS))
         return [self.total(second, second + 1) for second in range(int(begin), int(end))]

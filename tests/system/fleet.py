@@ -408,7 +408,7 @@ def begin_together(*fleets: Fleet) -> None:
 
 
 @dataclass(frozen=True)
-class Act:
+class Action:
     """What is done to a fleet, and when. After the last one it has a central again."""
 
     second: float
@@ -421,29 +421,29 @@ class Act:
 class Times:
     """When things really happened to a fleet, in seconds of the fleet's clock."""
 
-    gone: float  # the first act was begun
+    gone: float  # the first action was begun
     back: float = math.inf  # the last one was done, and the central listens
     heard: float = math.inf  # its central had heard all nodes since
 
 
-def play(acts: Sequence[Act]) -> dict[Fleet, Times]:
-    """Do it all, each act when it is time for it and it is ready, and wait until all is well.
+def perform(actions: Sequence[Action]) -> dict[Fleet, Times]:
+    """Do it all, each action when it is time for it and it is ready, and wait until all is well.
 
-    No act waits for anything: others would be late.
+    No action waits for anything: others would be late.
     """
-    left = sorted(acts, key=lambda act: act.second)
+    left = sorted(actions, key=lambda action: action.second)
     times: dict[Fleet, Times] = {}
-    end = time.monotonic() + max(act.second for act in acts) + PATIENCE
+    end = time.monotonic() + max(action.second for action in actions) + PATIENCE
     while left or any(one.heard == math.inf for one in times.values()):
         assert time.monotonic() < end, f"not done: {left}; {times}"
-        for act in list(left):
-            if act.fleet.now < act.second or not act.is_ready():
+        for action in list(left):
+            if action.fleet.now < action.second or not action.is_ready():
                 continue
-            left.remove(act)
-            times.setdefault(act.fleet, Times(act.fleet.now))
-            act.do()
+            left.remove(action)
+            times.setdefault(action.fleet, Times(action.fleet.now))
+            action.do()
         for fleet, one in times.items():
-            if any(act.fleet is fleet for act in left) or not fleet.central.is_listening():
+            if any(action.fleet is fleet for action in left) or not fleet.central.is_listening():
                 continue
             one.back = min(one.back, fleet.now)
             if one.heard == math.inf and fleet.central.heard() == len(fleet.nodes):

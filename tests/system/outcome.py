@@ -1,8 +1,8 @@
-"""What the stories of real fleets have in common: what came of a run, and bounds on it.
+"""The outcome of a run of a real fleet, and bounds on it.
 
-Stories that do not disturb each other share a run; a run is a fixture, and each story a test of
-what came of it. All is measured by what the workers wrote down, in windows of the wall clock that
-begin anywhere in steps of 50 ms. `over` is against limit times window alone, with no allowance for
+Faults that do not disturb each other share a run; a run is a fixture, and each test examines its
+outcome. All is measured by what the workers counted, in windows that begin anywhere in steps of
+50 ms. `over` is against limit times window alone, with no allowance for
 a burst.
 
 A busy machine makes things late. What the processes noted of that is allowed for, and no more

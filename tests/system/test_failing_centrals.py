@@ -16,7 +16,7 @@ import pytest
 
 from sluicegate.demo.shared_counts import BIN_SECONDS
 from sluicegate.demo.traffic import Traffic
-from tests.system.fleet import Act, Fleet, begin_together, play, toml
+from tests.system.fleet import Action, Fleet, begin_together, perform, toml
 from tests.system.outcome import (
     WARM,
     Outcome,
@@ -36,10 +36,10 @@ EVEN, UNEVEN = 1.1, 2.0
 
 
 @dataclass(frozen=True)
-class Plot:
+class FaultPlan:
     """What happens to a fleet's central: when, and what."""
 
-    acts: list[tuple[float, Callable[[Fleet], object], Callable[[Fleet], bool]]]  # and if ready
+    actions: list[tuple[float, Callable[[Fleet], object], Callable[[Fleet], bool]]]  # and if ready
     options: dict[str, bool] = field(default_factory=dict)
 
 
@@ -57,27 +57,27 @@ def has_ended(fleet: Fleet) -> bool:
 
 
 KNOWING = {  # It knows what was when it is there again
-    "killed": Plot(
+    "killed": FaultPlan(
         [
             (14.3, lambda fleet: fleet.central.signal(signal.SIGKILL), has_saved),
             (14.3, lambda fleet: fleet.central.start(), has_ended),
         ],
         {"has_state": True},
     ),
-    "restarted": Plot(
+    "restarted": FaultPlan(
         [
             (11.3, lambda fleet: fleet.central.signal(signal.SIGTERM), at_once),
             (16.3, lambda fleet: fleet.central.start(), has_ended),
         ],
         {"has_state": True},
     ),
-    "frozen": Plot(
+    "frozen": FaultPlan(
         [
             (9.3, lambda fleet: fleet.central.freeze(), at_once),
             (17.3, lambda fleet: fleet.central.thaw(), at_once),
         ],
     ),
-    "cut off": Plot(
+    "cut off": FaultPlan(
         [
             (8.3, lambda fleet: fleet.cable.cut(), at_once),
             (18.3, lambda fleet: fleet.cable.mend(), at_once),
@@ -86,13 +86,13 @@ KNOWING = {  # It knows what was when it is there again
     ),
 }
 FORGETFUL = {  # It, or another, knows nothing
-    "without state": Plot(
+    "without state": FaultPlan(
         [
             (13.3, lambda fleet: fleet.central.signal(signal.SIGTERM), at_once),
             (13.3, lambda fleet: fleet.central.start(), has_ended),
         ],
     ),
-    "another": Plot(
+    "another": FaultPlan(
         [
             (10.3, lambda fleet: fleet.central.signal(signal.SIGKILL), at_once),
             (12.3, lambda fleet: fleet.take_over(), has_ended),
@@ -100,7 +100,7 @@ FORGETFUL = {  # It, or another, knows nothing
         {"has_next": True},
     ),
 }
-AWAY = KNOWING | FORGETFUL
+FAULTS = KNOWING | FORGETFUL
 
 
 @pytest.fixture(scope="module")
@@ -118,21 +118,21 @@ def centrals() -> Iterator[dict[str, Outcome]]:
     with ExitStack() as stack:
         fleets = {
             name: stack.enter_context(
-                Fleet(limits, traffic, seconds=CENTRAL_SECONDS, workers=1, **plot.options)
+                Fleet(limits, traffic, seconds=CENTRAL_SECONDS, workers=1, **plan.options)
             )
-            for name, plot in AWAY.items()
+            for name, plan in FAULTS.items()
         }
         begin_together(*fleets.values())
-        times = play(
+        times = perform(
             [
-                Act(
+                Action(
                     second,
                     fleets[name],
-                    functools.partial(act, fleets[name]),
+                    functools.partial(action, fleets[name]),
                     functools.partial(is_ready, fleets[name]),
                 )
-                for name, plot in AWAY.items()
-                for second, act, is_ready in plot.acts
+                for name, plan in FAULTS.items()
+                for second, action, is_ready in plan.actions
             ]
         )
         yield {
@@ -141,7 +141,7 @@ def centrals() -> Iterator[dict[str, Outcome]]:
         }
 
 
-@pytest.mark.parametrize("name", AWAY)
+@pytest.mark.parametrize("name", FAULTS)
 def test_no_slot_is_without_a_limit_while_the_central_is_away(
     centrals: dict[str, Outcome], name: str
 ) -> None:
@@ -173,7 +173,7 @@ def test_nodes_that_hear_nothing_go_on_with_leases_and_then_with_safe_shares(
         )
 
 
-@pytest.mark.parametrize("name", AWAY)
+@pytest.mark.parametrize("name", FAULTS)
 def test_all_is_normal_five_slots_after_the_central_hears_its_nodes(
     centrals: dict[str, Outcome], name: str
 ) -> None:
@@ -225,7 +225,7 @@ def test_what_a_central_that_knows_nothing_gives_too_much_is_paid_for_at_once(
     assert_no_more_than_the_limit(centrals[name], UNEVEN)
 
 
-@pytest.mark.parametrize("name", AWAY)
+@pytest.mark.parametrize("name", FAULTS)
 def test_users_within_their_limit_hardly_notice(centrals: dict[str, Outcome], name: str) -> None:
     # A central that knows nothing has to meet them anew on each node, which may cost a slot.
     most = MODEST if name in FORGETFUL else 0.0

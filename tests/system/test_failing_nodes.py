@@ -26,7 +26,7 @@ NODES_SECONDS = 36.0
 HARMED = 100.0
 MODEST = 5.0  # requests per second on each node
 HARMED_BURST = 0.0
-ACTS = {"reporter": 5.3, "frozen": 8.3, "thawed": 14.3, "killed": 20.0, "restarted": 25.3}
+ACTIONS = {"reporter": 5.3, "frozen": 8.3, "thawed": 14.3, "killed": 20.0, "restarted": 25.3}
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,11 @@ def nodes() -> Iterator[Outcome]:
             "restarted": third.restart,
         }
         at = {}
-        for act, planned in ACTS.items():
+        for action, planned in ACTIONS.items():
             fleet.wait(planned)
-            at[act] = fleet.now
-            do[act]()
-            if act == "reporter":
+            at[action] = fleet.now
+            do[action]()
+            if action == "reporter":
                 wait_for(first.reporter)
                 at["another reports"] = fleet.now
         at["back"] = fleet.now  # the workers that were started again are there
@@ -80,10 +80,10 @@ def test_the_share_of_a_node_that_is_gone_goes_to_the_others_in_three_slots(
     assert_near(harmed, HARMED, begin, begin + 3, least=0.5)
 
 
-@pytest.mark.parametrize("act", ["thawed", "back"])
-def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, act: str) -> None:
+@pytest.mark.parametrize("action", ["thawed", "back"])
+def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, action: str) -> None:
     harmed = nodes.courses["harmed"]
-    back = nodes.at[act]
+    back = nodes.at[action]
     end = max(back, min(back + 5.5, NODES_SECONDS))  # it may have taken long to start
     assert harmed.over(1, HARMED, back - 1, end) <= 1.05, str(harmed)
     # What it was promised and did not use is free again; a bucket holds a slot's refill at least.

@@ -62,9 +62,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     if arguments.what == "limits":
         return _run_limits(arguments, clock)
-    if arguments.seconds is not None and arguments.seconds < quota.LEAST_SECONDS:
+    if arguments.seconds is not None and arguments.seconds < quota.MIN_SECONDS:
         arguments.parser.error(
-            f"argument --seconds: expected {quota.LEAST_SECONDS} or more, the least that can be "
+            f"argument --seconds: expected {quota.MIN_SECONDS} or more, the least that can be "
             f"judged, got {arguments.seconds:g}"
         )
     console = None

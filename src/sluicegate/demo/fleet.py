@@ -41,7 +41,7 @@ _LOOK_EVERY = 0.02
 
 
 class StartCancelled(SluicegateError):
-    """The demo was told to stop while the fleet was starting."""
+    """The demo received a signal to stop while the fleet was starting."""
 
 
 class Fleet:
@@ -119,7 +119,7 @@ class Fleet:
         return longest.get(second, 0.0)
 
     def close(self) -> None:
-        """End all of it: the workers first, which tell the central that they leave."""
+        """End all of it: the workers first, which send the central a leave message."""
         try:
             stop(self._workers(), _STOP_TIMEOUT)
             stop([self.central], _STOP_TIMEOUT)

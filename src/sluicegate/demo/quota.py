@@ -25,9 +25,9 @@ from sluicegate.demo.shared_counts import BINS, BINS_PER_SECOND
 from sluicegate.demo.status_poller import CentralStatus, StatusPoller
 from sluicegate.demo.verdict import WARM_UP, Record, Second
 
-__all__ = ["LEAST_SECONDS", "NodeView", "QuotaDemo", "StopFlag", "report", "stop_flag"]
+__all__ = ["MIN_SECONDS", "NodeView", "QuotaDemo", "StopFlag", "report", "stop_flag"]
 
-LEAST_SECONDS = 10  # what is left after the warm-up is enough to judge
+MIN_SECONDS = 10  # enough is left after the warm-up for a verdict
 _STEP = 0.2
 _LATE = 0.6  # seconds after which a worker has counted its calls, and its pauses of half a second
 

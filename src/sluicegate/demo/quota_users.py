@@ -27,14 +27,14 @@ class Goals:
     though nothing is lost to them for good: what was promised to a second in which the burst is
     over, or to a node which the hopper has left, is back in the bucket two slots later.
 
-    `least_calm`: the calm seconds needed to measure `under` on a busy machine. Users whose traffic
-    comes and goes need more: what passes in a second depends on the seconds before it.
+    `min_calm_seconds`: how many are needed to measure `under` on a busy machine. Users whose
+    traffic comes and goes need more: what passes in a second depends on the seconds before it.
     """
 
     over_second: float | None
     over_run: float | None
     under: float
-    least_calm: int = 3
+    min_calm_seconds: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ USERS = (
         limit=50.0,
         burst_seconds=10.0,
         traffic=_bursts("bursty", 300.0),
-        goals=Goals(over_second=0.05, over_run=None, under=0.05, least_calm=13),
+        goals=Goals(over_second=0.05, over_run=None, under=0.05, min_calm_seconds=13),
         saves=True,
     ),
     User(
@@ -99,6 +99,6 @@ USERS = (
         limit=100.0,
         burst_seconds=10.0,
         traffic=_hops("hopper", 500.0),
-        goals=Goals(over_second=None, over_run=0.1, under=0.5, least_calm=13),
+        goals=Goals(over_second=None, over_run=0.1, under=0.5, min_calm_seconds=13),
     ),
 )

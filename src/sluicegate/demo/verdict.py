@@ -4,7 +4,7 @@ A second here is a slot of the central: it begins where the wall clock has a who
 each user it has the limit that was in force, what the user asked for and what was admitted, on all
 nodes together. Amounts are requests.
 
-What is measured, over the seconds that are judged:
+What is measured, over the seconds that are evaluated:
 
     over_second   A bucket runs beside the user: it gains the limit in each second, keeps at most
                   the burst, and begins empty (full for a user who saves, or whose burst was changed
@@ -18,16 +18,16 @@ What is measured, over the seconds that are judged:
                   calm seconds count, and of each what a short pause may have cost is taken off.
 
 A second is calm unless the machine held up a worker or the central for LONG_PAUSE or longer in it,
-or in one of the FELT seconds before it: a worker that does not run asks for nothing, reports late,
-and then makes up for it. Its node gets another share two slots later, which the slot after that
-evens out. A central that does not run assigns late, which may leave a slot with little.
+or in one of the RECOVERY seconds before it: a worker that does not run asks for nothing, reports
+late, and then makes up for it. The share of its node changes two slots later, which the slot after
+that evens out. A central that does not run assigns late, which may leave a slot with little.
 A shorter pause costs requests, too. So what must pass at the least in a calm second is reduced by
-the longest pause in it or in one of the FELT seconds before it: by 0.04 of it for 0.04 s. Where
+the longest pause in it or in one of the RECOVERY seconds before it: by 0.04 of it for 0.04 s. Where
 more passed than that, the rest of the reduction does not excuse other seconds.
 A busy machine can make calls late, but it cannot let more pass than the limit: `over` is measured
 in all seconds.
 
-Not judged: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
+Not evaluated: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
 takes two or three slots to be in force and as many to be even; seconds without a limit, or of
 which nothing is known. Whole slots are measured, and not any stretch of a second: a short pause
 moves calls within a slot and says nothing about the limits.
@@ -41,12 +41,12 @@ from dataclasses import dataclass
 
 from sluicegate.demo.quota_users import User
 
-__all__ = ["FELT", "HISTORY", "LONG_PAUSE", "WARM_UP", "Check", "Record", "Second", "judge"]
+__all__ = ["HISTORY", "LONG_PAUSE", "RECOVERY", "WARM_UP", "Check", "Record", "Second", "evaluate"]
 
 WARM_UP = 5  # seconds
 HISTORY = 3600
 LONG_PAUSE = 0.1  # seconds
-FELT = 3  # seconds after that of a pause
+RECOVERY = 3  # seconds after that of a pause in which it still has an effect
 _BEFORE, _AFTER = 2, 6  # seconds around the moment a change was noticed
 
 
@@ -103,32 +103,32 @@ class Record:
         seconds = list(self.seconds[self.users[0].name])
         return sum(
             second.number >= WARM_UP and pause >= LONG_PAUSE
-            for second, pause in zip(seconds, _felt_pauses(seconds), strict=True)
+            for second, pause in zip(seconds, _recent_pauses(seconds), strict=True)
         )
 
     def checks(self, user: User, recent: int | None = None) -> list[Check]:
         """The verdict on a user, over all or the `recent` seconds; empty: too early to say."""
         seconds = list(self.seconds[user.name])
-        return judge(user, seconds if recent is None else seconds[-recent:])
+        return evaluate(user, seconds if recent is None else seconds[-recent:])
 
     def is_held(self, user: User) -> bool:
         checks = self.checks(user)
         return bool(checks) and all(check.is_met for check in checks)
 
 
-def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
-    """All checks of a user who has goals for them; empty if there is nothing to judge."""
+def evaluate(user: User, seconds: Sequence[Second]) -> list[Check]:
+    """The checks for which the user has goals; empty if there is nothing to evaluate."""
     admitted = allowed = over_second = 0.0
-    covered = passed = 0.0  # in calm seconds: what should pass at the least, and what did
-    judged = calm = 0
+    expected = passed = 0.0  # in calm seconds: what must pass at the least, and what did
+    evaluated = calm = 0
     level: float | None = None
     least = 0.0  # what is in a bucket that began empty
     burst_seconds: float | None = None
-    for second, is_judged, pause in zip(
-        seconds, _judged(seconds), _felt_pauses(seconds), strict=True
+    for second, is_evaluated, pause in zip(
+        seconds, _evaluated(seconds), _recent_pauses(seconds), strict=True
     ):
         limit = second.limit
-        if limit is None or not is_judged:
+        if limit is None or not is_evaluated:
             level = None
             continue
         burst = limit * second.burst_seconds
@@ -143,14 +143,14 @@ def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
         level = min(max(left, 0.0), burst)
         admitted += second.admitted
         allowed += limit
-        judged += 1
+        evaluated += 1
         if pause >= LONG_PAUSE:
             least = 0.0
             continue
         calm += 1
         passes = min(second.asked, limit + least / 3)
         least = min(least + limit - passes, burst)
-        covered += max(passes * (1.0 - pause), min(passes, second.admitted))
+        expected += max(passes * (1.0 - pause), min(passes, second.admitted))
         passed += second.admitted
     if burst_seconds is None:
         return []
@@ -159,8 +159,8 @@ def judge(user: User, seconds: Sequence[Second]) -> list[Check]:
         ("over_second", over_second, goals.over_second),
         ("over_run", _part(admitted - allowed, allowed), goals.over_run),
     ]
-    if calm >= min(goals.least_calm, judged):
-        checks.append(("under", _part(covered - passed, covered), goals.under))
+    if calm >= min(goals.min_calm_seconds, evaluated):
+        checks.append(("under", _part(expected - passed, expected), goals.under))
     return [Check(name, measured, goal) for name, measured, goal in checks if goal is not None]
 
 
@@ -169,17 +169,17 @@ def _part(amount: float, whole: float) -> float:
     return amount / max(whole, 1.0)
 
 
-def _felt_pauses(seconds: Sequence[Second]) -> list[float]:
-    """Of each second, the longest pause in it or in one of the FELT seconds before it."""
+def _recent_pauses(seconds: Sequence[Second]) -> list[float]:
+    """Of each second, the longest pause in it or in one of the RECOVERY seconds before it."""
     pauses = [second.pause for second in seconds]
-    return [max(pauses[max(index - FELT, 0) : index + 1]) for index in range(len(seconds))]
+    return [max(pauses[max(index - RECOVERY, 0) : index + 1]) for index in range(len(seconds))]
 
 
-def _judged(seconds: Sequence[Second]) -> list[bool]:
-    judged = [second.number >= WARM_UP for second in seconds]
+def _evaluated(seconds: Sequence[Second]) -> list[bool]:
+    evaluated = [second.number >= WARM_UP for second in seconds]
     for index in range(1, len(seconds)):
         now, before = seconds[index], seconds[index - 1]
         if (now.limit, now.burst_seconds) != (before.limit, before.burst_seconds):
             for near in range(max(index - _BEFORE, 0), min(index + _AFTER, len(seconds))):
-                judged[near] = False
-    return judged
+                evaluated[near] = False
+    return evaluated

@@ -12,13 +12,10 @@ traffic began, which was with a slot. What was admitted is what the workers coun
 processes logged.
 """
 
-import asyncio
-import contextlib
 import json
 import math
 import shutil
 import signal
-import threading
 import time
 import urllib.parse
 import urllib.request
@@ -27,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from sluicegate.demo.pauses import PauseLog, PauseMeter, Span
+from sluicegate.demo.pauses import PauseLog, Span
 from sluicegate.demo.process import (
     Central,
     NodeProcesses,
@@ -41,6 +38,7 @@ from sluicegate.demo.shared_counts import BINS
 from sluicegate.demo.traffic import RESOURCE, SERVICE, Traffic, next_second, write_begin
 from tests.harness.servers import freeze
 from tests.harness.waits import PATIENCE, wait_for
+from tests.system.cable import Cable
 from tests.system.course import Course
 
 
@@ -185,79 +183,6 @@ class NodeUnderTest(NodeProcesses):
 
     def pauses(self) -> list[Span]:
         return self._freezes.pauses(self.workers)
-
-
-class Cable:
-    """A TCP proxy before a central. Cut, it forwards nothing and closes nothing.
-
-    It runs in this process, in a thread, and is as late as that.
-    """
-
-    def __init__(self, central: str, pauses: Path) -> None:
-        self._pauses = pauses
-        self._meter = PauseMeter(pauses)
-        self._meter.__enter__()
-        self._host, _, self._port = central.removeprefix("http://").partition(":")
-        self._loop = asyncio.new_event_loop()
-        self._flows = asyncio.Event()
-        self._flows.set()
-        self._stopped = asyncio.Event()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),))
-        self._thread.start()
-        assert self._ready.wait(PATIENCE)
-
-    def cut(self) -> None:
-        self._loop.call_soon_threadsafe(self._flows.clear)
-
-    def mend(self) -> None:
-        self._loop.call_soon_threadsafe(self._flows.set)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(PATIENCE)
-        self._loop.close()
-        self._meter.__exit__(None, None, None)
-
-    def pauses(self) -> list[Span]:
-        return PauseLog(self._pauses).read()
-
-    async def _run(self) -> None:
-        async with asyncio.TaskGroup() as connections:
-
-            async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                connections.create_task(self._connection(reader, writer))
-
-            server = await asyncio.start_server(connected, "127.0.0.1", 0)
-            self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            self._ready.set()
-            await self._stopped.wait()
-            server.close()
-
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer):
-            try:
-                await self._flows.wait()
-                far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
-            except OSError:
-                return
-            with contextlib.closing(far_writer):
-                ways = [
-                    asyncio.create_task(self._forward(reader, far_writer)),
-                    asyncio.create_task(self._forward(far_reader, writer)),
-                    asyncio.create_task(self._stopped.wait()),
-                ]
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
-
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 16):
-                await self._flows.wait()
-                writer.write(data)
-                await writer.drain()
 
 
 class Fleet:

@@ -29,7 +29,7 @@ class Blocks(pytest.Item):
     def runtest(self) -> None:
         with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
             # Two runs on one machine must not meet in the shared memory that the docs name.
-            monkeypatch.setattr("sluicegate.shm.file._MEMORY", Path(folder))
+            monkeypatch.setattr("sluicegate.shm.file._SHM_FOLDER", Path(folder))
             for example in PAGES.parse(self.path).examples():
                 example.evaluate()
 

@@ -1,20 +1,27 @@
-"""Arguments, checked at the door: the error has the name, the value, and what was expected."""
+"""Argument checks. An error has the name of the argument, what was expected, and the value."""
 
 import math
 
-__all__ = ["positive", "real", "text", "timeout_seconds", "utf8", "whole"]
+__all__ = [
+    "check_number",
+    "check_positive",
+    "check_text",
+    "check_timeout",
+    "check_whole",
+    "encode_utf8",
+]
 
 
-def positive(name: str, value: float) -> float:
+def check_positive(name: str, value: float) -> float:
     """Return `value` as a float; it must be a finite number above zero."""
-    number = real(name, value)
+    number = check_number(name, value)
     if not 0 < number < math.inf:
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
     return number
 
 
-def real(name: str, value: float) -> float:
-    """Return `value` as a float; it must be a number, and no string that looks like one."""
+def check_number(name: str, value: float) -> float:
+    """Return `value` as a float; it must be a number, not a string that looks like one."""
     if isinstance(value, str | bytes | bytearray):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
@@ -25,7 +32,7 @@ def real(name: str, value: float) -> float:
         raise ValueError(f"{name} must be a finite number, got {value!r}") from None
 
 
-def whole(name: str, value: int, least: int) -> int:
+def check_whole(name: str, value: int, least: int) -> int:
     """Return `value`; it must be an int, from `least` to 2^53."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an int, got {value!r}")
@@ -34,8 +41,8 @@ def whole(name: str, value: int, least: int) -> int:
     return value
 
 
-def text(name: str, value: str) -> str:
-    """Return `value`; it must be a str with something in it."""
+def check_text(name: str, value: str) -> str:
+    """Return `value`; it must be a non-empty str."""
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a str, got {value!r}")
     if not value:
@@ -43,19 +50,19 @@ def text(name: str, value: str) -> str:
     return value
 
 
-def utf8(name: str, value: str) -> bytes:
-    """Return the bytes of a text. Half of a surrogate pair has none: no frame could carry it."""
+def encode_utf8(name: str, value: str) -> bytes:
+    """Return a non-empty str as UTF-8. A lone surrogate has none: no frame could carry it."""
     try:
-        return text(name, value).encode()
+        return check_text(name, value).encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{name} must be text that has UTF-8, got {value!r}") from None
+        raise ValueError(f"{name} must be encodable as UTF-8, got {value!r}") from None
 
 
-def timeout_seconds(timeout: float | None) -> float:
-    """Check a caller's time-out: seconds from 0 up; None waits as long as it takes."""
+def check_timeout(timeout: float | None) -> float:
+    """Return a caller's timeout in seconds, 0 or more; None means no timeout."""
     if timeout is None:
         return math.inf
-    seconds = real("timeout", timeout)
+    seconds = check_number("timeout", timeout)
     if not seconds >= 0.0:
         raise ValueError(f"timeout must be None or seconds >= 0, got {timeout!r}")
     return seconds

@@ -109,7 +109,7 @@ def test_keys_that_are_equal_are_one_key(clock: ManualClock) -> None:
 def test_other_keys_are_refused(key: Any) -> None:
     keyed = Keyed("1/second")
     for call in (keyed.allow, keyed.check, keyed.reserve, keyed.reset, keyed.limits_of):
-        with pytest.raises(TypeError, match="a key is a str, bytes, an int or a tuple"):
+        with pytest.raises(TypeError, match="key must be a str, bytes, int or a tuple"):
             call(key)
 
 

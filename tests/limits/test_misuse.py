@@ -89,6 +89,6 @@ def test_a_key_nested_without_end_is_refused(clock: ManualClock) -> None:
     for _ in range(100_000):
         deep = (deep,)
     keyed = Keyed("1/second", clock=clock)
-    with pytest.raises(TypeError, match="at most 8 levels"):
+    with pytest.raises(TypeError, match="at most 8 tuples deep"):
         keyed.allow(deep)
     assert keyed.allow((((((((("a",),),),),),),),))  # type: ignore[arg-type]

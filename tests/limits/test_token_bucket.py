@@ -206,7 +206,7 @@ def test_a_clock_that_is_broken_is_named() -> None:
     clock = Broken()
     bucket = TokenBucket(1, clock=clock)
     clock.broken = True
-    with pytest.raises(ValueError, match="must tell a finite time"):
+    with pytest.raises(ValueError, match="must return a finite time"):
         bucket.try_acquire()
 
 

@@ -240,7 +240,7 @@ def test_a_schedule_moves_up_those_behind_whoever_leaves() -> None:
             expected[index:] = [time - cost for time in expected[index:]]
         else:
             cost = numbers.choice([1.0, 2.0, 5.0])
-            plan = schedule.keep(reserve_of(cost), give_back, ThreadSleeper(None))
+            plan = schedule.wait(reserve_of(cost), give_back, ThreadSleeper(None))
             nap = next(plan)
             expected.append(end[0])
             plans.append((plan, cost))

@@ -72,9 +72,9 @@ def test_tls_checks_the_certificate_unless_told_not_to() -> None:
         ("http://host", "url must start with redis://.*got http://"),
         ("localhost:6379", "got no scheme"),
         ("unix+cluster:///run/x", "url must start with"),
-        ("redis+sentinel://host", "names its service"),
-        ("redis+cluster://host/3", "no database but 0, got 3"),
-        ("redis://host?nonsense=1", "the query of the Redis URL cannot be used"),
+        ("redis+sentinel://host", "must name a service"),
+        ("redis+cluster://host/3", "database must be 0 for a Redis cluster, got 3"),
+        ("redis://host?nonsense=1", "invalid query in the Redis URL"),
     ],
 )
 def test_what_is_wrong_with_a_url_is_said(url: str, reason: str) -> None:
@@ -91,7 +91,7 @@ def test_a_literal_address_needs_no_lookup_and_a_name_does() -> None:
     assert topology.sockets(Endpoint("::1", 1)) == [(socket.AF_INET6, ("::1", 1))]
     assert topology.sockets(Endpoint("/run/x", 0)) == [(socket.AF_UNIX, "/run/x")]
     assert topology.sockets(Endpoint("localhost", 1)) is None
-    found = topology.name(Endpoint("localhost", 1)).wait(PATIENCE)
+    found = topology.resolution(Endpoint("localhost", 1)).wait(PATIENCE)
     assert topology.sockets(Endpoint("localhost", 1)) == found
 
 

@@ -87,7 +87,7 @@ def test_an_error_reply_is_a_value_in_a_pipeline_and_raised_by_call(
         both = pack("LPUSH", "list", 1) + pack("GET", "list") + pack("PING")
         _, wrong, pong = pool.exchange(b"", both, 3, time.monotonic() + PATIENT)
         assert (wrong.code, pong) == ("WRONGTYPE", b"PONG")
-        with pytest.raises(ErrorReply, match="Redis answered: ERR unknown command"):
+        with pytest.raises(ErrorReply, match="Redis error: ERR unknown command"):
             pool.call("NONSENSE")
         assert pool.idle == 1
 
@@ -131,7 +131,7 @@ def expect_time_out() -> Iterator[float]:
     """Yields a deadline; the call in the body must fail because of it, neither early nor late."""
     with Lateness() as lateness:
         start = time.monotonic()
-        with pytest.raises(Unavailable, match="did not answer in time"):
+        with pytest.raises(Unavailable, match="timed out waiting for Redis"):
             yield start + TIMEOUT
         end = time.monotonic()
         assert end - start >= TIMEOUT / 2
@@ -161,10 +161,10 @@ def test_where_sockets_never_block_python_keeps_the_time(
     monkeypatch.setattr(os, "get_blocking", lambda descriptor: False)
     with pool_of(redis_server.url) as pool:
         assert pool.call("PING") == b"PONG"
-        assert pool.ask(pack("SADD", "set", 1), time.monotonic() + PATIENT) == 1
+        assert pool.send_command(pack("SADD", "set", 1), time.monotonic() + PATIENT) == 1
         redis_server.stop()
         with expect_time_out() as deadline:
-            pool.ask(pack("PING"), deadline)
+            pool.send_command(pack("PING"), deadline)
 
 
 def test_a_name_that_does_not_resolve_in_time_costs_no_more_than_the_time_out(
@@ -183,7 +183,9 @@ def test_a_name_that_does_not_resolve_in_time_costs_no_more_than_the_time_out(
     with pool_of("redis://redis.invalid", TIMEOUT) as pool, Lateness() as lateness:
         for _ in range(3):
             start = time.monotonic()
-            with pytest.raises(Unavailable, match=r"'redis.invalid' was not found within \d+ ms"):
+            with pytest.raises(
+                Unavailable, match=r"timed out after \d+ ms looking up the host 'redis.invalid'"
+            ):
                 pool.call("PING")
             end = time.monotonic()
             assert end - start <= TIMEOUT + ALLOWED_OVER + lateness.between(start, end)
@@ -226,7 +228,7 @@ def test_one_address_that_swallows_all_does_not_hide_the_other(
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "Protocol error"),
         (b"*4000000000\r\n", "more than fits in memory"),
-        (b"+PONG\r\n+PONG\r\n", "more replies than there were commands"),
+        (b"+PONG\r\n+PONG\r\n", "more replies than commands"),
         (b"$30000000\r\n" + b"x" * (17 * 1024 * 1024), "larger than 16777216 bytes"),
     ],
 )
@@ -323,7 +325,7 @@ def test_a_closed_pool_opens_nothing(redis_server: RedisServer) -> None:
     pool = RedisPool(redis_server.url, PATIENT)
     pool.call("PING")
     pool.close()
-    with pytest.raises(Unavailable, match="was closed"):
+    with pytest.raises(Unavailable, match="pool is closed"):
         pool.call("PING")
 
 
@@ -356,7 +358,7 @@ def test_servers_that_send_us_round_in_circles_are_left() -> None:
 
 def test_the_short_way_and_the_long_way_are_one(redis_server: RedisServer) -> None:
     def ask(*words: bytes | str | int) -> object:
-        return pool.ask(pack(*words), time.monotonic() + PATIENT)
+        return pool.send_command(pack(*words), time.monotonic() + PATIENT)
 
     with pool_of(redis_server.url) as pool:
         assert [ask("SADD", "set", 1), ask("SADD", "set", 1), ask("INCRBY", "n", 77)] == [1, 0, 77]
@@ -369,7 +371,7 @@ def test_the_short_way_and_the_long_way_are_one(redis_server: RedisServer) -> No
         assert ask("PING") == b"PONG"
         redis_server.stop()
         with expect_time_out() as deadline:
-            pool.ask(pack("PING"), deadline)
+            pool.send_command(pack("PING"), deadline)
         redis_server.cont()
         assert ask("ECHO", "new") == b"new"
 
@@ -381,4 +383,4 @@ def test_the_short_way_and_the_long_way_are_one(redis_server: RedisServer) -> No
     with peer(talk_nonsense) as url, pool_of(url) as pool:
         for _ in range(2):
             with pytest.raises(ProtocolError):
-                pool.ask(pack("PING"), time.monotonic() + PATIENT)
+                pool.send_command(pack("PING"), time.monotonic() + PATIENT)

@@ -15,40 +15,40 @@ import pytest
 from sluicegate import ConfigError, Keyed, Limit, ManualClock, SharedKeyed, SharedTable, TableFull
 from tests.harness.waits import wait_for
 
-# Two words of a file: of a desk, what its process was doing; of a bucket, its chain.
-DESKS, DESK = 8192, 640
-BUCKETS = DESKS + 512 * DESK
+# Two words of a file: of a process slot, what its process was doing; of a chain, its head.
+SLOTS_AT, SLOT_BYTES = 8192, 640
+HEADS_AT = SLOTS_AT + 512 * SLOT_BYTES
 
 
 def test_a_removal_that_another_did_is_not_taken_for_ones_own(tmp_path: Path) -> None:
     """Two processes remove a key at once; one of them is killed before its swap.
 
-    Its desk says that it was about to, and the bucket's word is just what it wanted. It
-    must not take the record that the other one has in hand.
+    Its process slot says that it was about to, and the chain's head is just what it wanted. It
+    must not take the record that the other one has as its free record.
     """
     path = tmp_path / "keyed"
     one = SharedKeyed(path, "5/hour", max_keys=4)
     other = SharedKeyed(path, "5/hour", max_keys=4)
     assert one.allow("a")
     with path.open("r+b") as file:
-        memory = file.read(BUCKETS + 8 * 16)
-        (bucket,) = (
+        memory = file.read(HEADS_AT + 8 * 16)
+        (chain,) = (
             number
             for number in range(16)
-            if struct.unpack_from("<Q", memory, BUCKETS + 8 * number)[0]
+            if struct.unpack_from("<Q", memory, HEADS_AT + 8 * number)[0]
         )
-        before = struct.unpack_from("<Q", memory, BUCKETS + 8 * bucket)[0]
-        unit = before & ((1 << 28) - 1)
+        before = struct.unpack_from("<Q", memory, HEADS_AT + 8 * chain)[0]
+        block = before & ((1 << 28) - 1)
         one.reset("a")
         other.close()
-        # As the other one's desk was when it was killed: busy, before, after, ..., counts of
-        # new and old records, and the old one.
-        file.seek(DESKS + DESK)
-        file.write(struct.pack("<QQQ", bucket + 1, before, (before - unit) + (1 << 28)))
-        file.seek(DESKS + DESK + 48)
+        # As the other one's slot was when it was killed: pending_chain, old_head, new_head,
+        # ..., counts of new and old records, and the old one.
+        file.seek(SLOTS_AT + SLOT_BYTES)
+        file.write(struct.pack("<QQQ", chain + 1, before, (before - block) + (1 << 28)))
+        file.seek(SLOTS_AT + SLOT_BYTES + 48)
         file.write(struct.pack("<II", 0, 1))
-        file.seek(DESKS + DESK + 56 + 36)
-        file.write(struct.pack("<I", unit))
+        file.seek(SLOTS_AT + SLOT_BYTES + 56 + 36)
+        file.write(struct.pack("<I", block))
     third = SharedKeyed(path, "5/hour", max_keys=4)
     for turn in range(30):
         for keyed in (one, third):
@@ -119,7 +119,7 @@ print(len(keyed), sum(keyed.allow(f"{number:0240}") for number in range(200)))
 """
 
 
-def test_many_threads_that_wait_for_memory_do_not_overfill_the_desk(name: str) -> None:
+def test_many_threads_that_wait_for_memory_do_not_overfill_the_process_slot(name: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", SLOW_DISK, name], capture_output=True, text=True, timeout=100
     )
@@ -165,7 +165,7 @@ def test_one_thread_may_close_it_while_another_is_in_a_call(name: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", CLOSE_UNDER_CALLS, name], capture_output=True, text=True, timeout=100
     )
-    expected = "True 0 the shared memory has been closed\n"
+    expected = "True 0 the shared memory is closed\n"
     assert (run.returncode, run.stdout) == (0, expected), run.stderr
 
 
@@ -209,8 +209,8 @@ def test_who_opens_it_does_not_wait_for_ever_for_one_who_was_stopped(
     alone = children.start(lambda: _hold_alone(file))
     wait_for((file.parent / f"{file.name}.held").exists)
     (file.parent / f"{file.name}.held").unlink()
-    monkeypatch.setattr("sluicegate.shm.file._PATIENCE", 0.05)
-    with pytest.raises(ConfigError, match="waited 0.05 s for another to look through"):
+    monkeypatch.setattr("sluicegate.shm.file._WAIT_SECONDS", 0.05)
+    with pytest.raises(ConfigError, match="timed out after 0.05 s waiting for another process"):
         SharedKeyed(name, "1/second", max_keys=10)
     children.kill(alone)
     # It died over its look, so the next one looks again.
@@ -221,7 +221,7 @@ def _hold_alone(path: Path) -> None:
     from sluicegate.shm.file import SharedFile
 
     file = SharedFile.open(path, 0, 0, lambda descriptor: None)
-    assert file.be_alone()
+    assert file.lock_exclusive()
     os.pwrite(file.descriptor, struct.pack("<Q", 1), 2160 + 56)  # as one who looks through it
     (path.parent / f"{path.name}.held").touch()
     signal.pause()
@@ -261,8 +261,8 @@ def test_after_a_restart_with_the_wall_clock_behind_new_keys_still_pass(tmp_path
         assert keyed.allow("brand new")
 
 
-def test_workers_that_outlive_their_launcher_leave_it_its_desk(name: str, children: Any) -> None:
-    """Open, fork, close, again and again: what a child inherits must not hold on to a desk."""
+def test_workers_that_outlive_their_launcher_leave_it_its_slot(name: str, children: Any) -> None:
+    """Open, fork, close, again and again: what a child inherits must not hold on to a slot."""
     calls = SharedTable(f"{name}-calls", max_keys=10)
 
     def work(keyed: SharedKeyed) -> None:
@@ -275,7 +275,7 @@ def test_workers_that_outlive_their_launcher_leave_it_its_desk(name: str, childr
             keyed = SharedKeyed(name, "1000/second", max_keys=10)
             children.start(lambda keyed=keyed: work(keyed))
             keyed.close()
-        # All have made their call, on desks of their own.
+        # All have made their call, on process slots of their own.
         wait_for(lambda: calls.get("calls") == 20, seen=lambda: calls.get("calls"))
         held = locks_on(f"/dev/shm/sluicegate-{os.geteuid()}-{name}")
         assert 0 < len([lock for lock in held if "WRITE" in lock]) <= 20
@@ -286,9 +286,9 @@ def test_workers_that_outlive_their_launcher_leave_it_its_desk(name: str, childr
 def test_one_object_is_made_once(name: str) -> None:
     keyed, table = SharedKeyed(name, "1/second"), SharedTable(f"{name}-table")
     try:
-        with pytest.raises(TypeError, match="has been made already"):
+        with pytest.raises(TypeError, match="is already initialized"):
             keyed.__init__(name, "2/second")  # type: ignore[misc]
-        with pytest.raises(TypeError, match="has been made already"):
+        with pytest.raises(TypeError, match="is already initialized"):
             table.__init__(name)  # type: ignore[misc]
         assert keyed.allow("a")
         assert table.incr("a") == 1
@@ -363,10 +363,10 @@ def test_errors_show_enough_of_a_key_and_not_all_of_it(name: str) -> None:
         with pytest.raises(ValueError, match=r"got 5000: 'xxxxx.*'\.\.\.$") as error:
             keyed.allow("x" * 5_000)
         assert len(str(error.value)) < 120
-        with pytest.raises(ValueError, match="255 bytes, got 2078: one of type int"):
+        with pytest.raises(ValueError, match="255 bytes, got 2078: a key of type int"):
             keyed.allow(10**5_000)
         table.incr("a", 1e308)
-        with pytest.raises(OverflowError, match="'a' would hold inf"):
+        with pytest.raises(OverflowError, match="would make counter 'a' inf"):
             table.incr("a", 1e308)
         assert table.get("a") == 1e308
     finally:

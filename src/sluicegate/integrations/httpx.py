@@ -32,7 +32,7 @@ except ModuleNotFoundError as _missing:
         "sluicegate.integrations.httpx needs httpx: pip install httpx", name=_missing.name
     ) from _missing
 
-from sluicegate._validate import positive, timeout_seconds, whole
+from sluicegate._validate import check_positive, check_timeout, check_whole
 from sluicegate.clock import Clock, SystemClock
 from sluicegate.integrations.server_backoff import BUSY, Holds, asked_for
 from sluicegate.limits import Decision, Keyed, RateLimited
@@ -101,10 +101,10 @@ class Courtesy:
     ) -> None:
         self.clock: Clock = SystemClock() if clock is None else clock
         self._has_limit = has_limit
-        self._holds = Holds(positive("longest_hold", longest_hold))
+        self._holds = Holds(check_positive("longest_hold", longest_hold))
         self._key = _host if key is None else key
-        self._timeout = timeout_seconds(timeout)
-        self._retries = whole("retries", retries, 0)
+        self._timeout = check_timeout(timeout)
+        self._retries = check_whole("retries", retries, 0)
 
     def plan(self, request: httpx.Request) -> Plan:
         key = self._key(request)

@@ -1,5 +1,5 @@
 # cython: language_level=3, binding=False
-"""Keys as bytes that mean the same to every process.
+"""Encodes keys as bytes that mean the same to every process.
 
 A str is its UTF-8, bytes are themselves, an int is its bytes in two's complement, and a
 tuple its parts one by one, each after its kind and size. The kind of a key is kept beside
@@ -9,8 +9,8 @@ its bytes, so "1", b"1", 1 and ("1",) are four keys.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_CheckExact
 
-from sluicegate.limits._key_normalize cimport plain
-from sluicegate.shm._lockfree_table cimport BYTES, Key, LONGEST_KEY, PACKED, TEXT
+from sluicegate.limits._key_normalize cimport normalize_key
+from sluicegate.shm._lockfree_table cimport BYTES, Key, MAX_KEY_BYTES, PACKED, TEXT
 
 __all__ = []
 
@@ -23,19 +23,19 @@ cdef extern from "Python.h":
 cdef object key_of(object given, Key* key):
     """Make `key` of a given one. What is returned holds the bytes: keep it as long as the key."""
     cdef Py_ssize_t size
-    key.generation = 0
+    key.namespace = 0
     if PyUnicode_CheckExact(given) and PyUnicode_IS_COMPACT_ASCII(given):
         key.kind = TEXT
         key.data = PyUnicode_DATA(given)
         size = PyUnicode_GET_LENGTH(given)
         kept = given
     else:
-        given = plain(given)
+        given = normalize_key(given)
         kept = encoded(given, &key.kind)
         key.data = PyBytes_AS_STRING(kept)
         size = PyBytes_GET_SIZE(kept)
-    if size > LONGEST_KEY:
-        raise ValueError(f"a key has at most {LONGEST_KEY} bytes, got {size}: {beginning(given)}")
+    if size > MAX_KEY_BYTES:
+        raise ValueError(f"key must have at most {MAX_KEY_BYTES} bytes, got {size}: {beginning(given)}")
     key.size = <unsigned int>size
     return kept
 
@@ -44,7 +44,7 @@ cdef str beginning(object given):
     """Enough of a long key to know it by."""
     if isinstance(given, str | bytes):
         return f"{given[:40]!r}..."
-    return f"one of type {type(given).__name__}"
+    return f"a key of type {type(given).__name__}"
 
 
 cdef bytes encoded(object given, unsigned char* kind):

@@ -1,1 +1,1 @@
-cdef object plain(object key, int depth=*)
+cdef object normalize_key(object key, int depth=*)

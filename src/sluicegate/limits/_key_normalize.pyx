@@ -1,7 +1,7 @@
 # cython: language_level=3, binding=False
-"""Keys made plain at the door: exactly str, bytes, int, or tuples of them.
+"""`normalize_key`: a key as exactly a str, bytes, int, or a tuple of these.
 
-A subclass may have code of its own in `__hash__` and `__eq__`; a plain key has none, so
+A subclass may have code of its own in `__hash__` and `__eq__`; a normalized key has none, so
 the table can be searched and changed in one step for all other threads.
 """
 
@@ -13,26 +13,26 @@ from cpython.unicode cimport PyUnicode_CheckExact
 __all__ = []
 
 cdef enum:
-    DEEPEST = 8  # tuples within tuples; the interpreter's own hash has no guard
+    MAX_DEPTH = 8  # tuples within tuples; the interpreter's own hash has no guard
 
 
-cdef bint is_plain(object key, int depth) noexcept:
+cdef bint is_normalized(object key, int depth) noexcept:
     if PyUnicode_CheckExact(key) or PyLong_CheckExact(key) or PyBytes_CheckExact(key):
         return True
     if depth == 0 or not PyTuple_CheckExact(key):
         return False
     for part in <tuple>key:
-        if not is_plain(part, depth - 1):
+        if not is_normalized(part, depth - 1):
             return False
     return True
 
 
-cdef object plain(object key, int depth=DEEPEST):
+cdef object normalize_key(object key, int depth=MAX_DEPTH):
     """The key as a plain str, bytes, int or tuple of these; TypeError for any other."""
-    if is_plain(key, depth):
+    if is_normalized(key, depth):
         return key
     if isinstance(key, tuple) and depth > 0:
-        return tuple([plain(part, depth - 1) for part in tuple.__iter__(key)])
+        return tuple([normalize_key(part, depth - 1) for part in tuple.__iter__(key)])
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, int):
@@ -40,5 +40,5 @@ cdef object plain(object key, int depth=DEEPEST):
     if isinstance(key, bytes):
         return bytes(memoryview(key))
     if isinstance(key, tuple):
-        raise TypeError(f"a key is a tuple of at most {DEEPEST} levels, got a deeper one")
-    raise TypeError(f"a key is a str, bytes, an int or a tuple of these, got {key!r}")
+        raise TypeError(f"key must be nested at most {MAX_DEPTH} tuples deep, got a deeper one")
+    raise TypeError(f"key must be a str, bytes, int or a tuple of these, got {key!r}")

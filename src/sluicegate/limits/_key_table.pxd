@@ -1,11 +1,11 @@
 # cython: language_level=3, cdivision=True
-"""The shape of a `CellTable`, and the look-up, which is on the path of every call."""
+"""`KeyTable`: its fields, and the lookup, which is on the path of every call."""
 
 cimport cython
 from cpython.object cimport Py_EQ, PyObject, PyObject_RichCompareBool
 from libc.stdint cimport uint64_t
 
-from sluicegate.limits._limit_set cimport Rules
+from sluicegate.limits._limit_set cimport LimitSet
 
 cdef struct Slot:
     Py_hash_t key_hash
@@ -19,23 +19,23 @@ cdef struct Segment:
 
 
 @cython.final
-cdef class CellTable:
-    cdef Rules rules
+cdef class KeyTable:
+    cdef LimitSet limit_set
     cdef size_t count
-    cdef double forgot_at
-    cdef double* shared    # NULL until it is needed
+    cdef double last_eviction
+    cdef double* overflow    # NULL until it is needed
     cdef Segment* _segments
     cdef size_t _segment_count
     cdef int _shift
     cdef size_t _stride
-    cdef size_t _hand_segment
-    cdef size_t _hand_slot
+    cdef size_t _sweep_segment
+    cdef size_t _sweep_slot
 
-    cdef void set_rules(self, Rules* rules) noexcept
+    cdef void set_limits(self, LimitSet* limit_set) noexcept
     cdef double* add(self, object key, Py_hash_t key_hash, double now) except NULL
     cdef int remove(self, object key, Py_hash_t key_hash) except -1
-    cdef int make_shared(self) except -1
-    cdef double* shared_state(self, Py_hash_t key_hash) noexcept
+    cdef int allocate_overflow(self) except -1
+    cdef double* overflow_state(self, Py_hash_t key_hash) noexcept
     cdef void sweep(self, double now, int steps) noexcept
     cdef void _purge(self, Segment* segment, double now) noexcept
     cdef int _resize(self, Segment* segment, size_t size) noexcept
@@ -53,11 +53,11 @@ cdef inline uint64_t mix(Py_hash_t key_hash) noexcept:
     return x ^ (x >> 32)
 
 
-cdef inline Segment* segment_of(CellTable table, Py_hash_t key_hash) noexcept:
+cdef inline Segment* segment_of(KeyTable table, Py_hash_t key_hash) noexcept:
     return &table._segments[mix(key_hash) >> table._shift if table._shift < 64 else 0]
 
 
-cdef inline Slot* slot_at(CellTable table, Segment* segment, size_t index) noexcept:
+cdef inline Slot* slot_at(KeyTable table, Segment* segment, size_t index) noexcept:
     return <Slot*>(segment.slots + index * table._stride)
 
 
@@ -66,7 +66,7 @@ cdef inline double* state_in(Slot* slot) noexcept:
 
 
 cdef inline Slot* lookup(
-    CellTable table, Segment* segment, object key, Py_hash_t key_hash
+    KeyTable table, Segment* segment, object key, Py_hash_t key_hash
 ) except? NULL:
     cdef size_t index
     cdef Slot* slot

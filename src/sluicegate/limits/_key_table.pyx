@@ -1,5 +1,5 @@
 # cython: language_level=3, binding=False, cdivision=True
-"""`CellTable`: what each key has used, in a hash table that never pauses.
+"""`KeyTable`: a segmented hash table of keys and their states, without long pauses.
 
 A slot is (hash, key, state), 16 bytes and the doubles of the state; open addressing
 with linear probing. The table is cut into segments of about a thousand keys by
@@ -7,11 +7,11 @@ the upper bits of the hash. A segment grows, shrinks and is purged by itself, so
 longest step is that of a thousand keys (some 50 us), not that of a million.
 
 A key whose state is idle (a full bucket, an empty window) is the same as an absent
-one. Such keys are dropped in small steps: a hand goes round the slots, a few at each
+one. Such keys are dropped in small steps: a sweep goes round the slots, a few at each
 call that asks for it, and a segment that is about to grow drops its own first. A live
 key is never dropped.
 
-`forgot_at` is the newest time at which a key was dropped. Should the clock step back
+`last_eviction` is the newest time at which a key was dropped. Should the clock step back
 behind it, an absent key may be one that was in use at that time.
 
 Keys are str, bytes, int and tuples of them, exactly; so comparing and freeing them
@@ -24,26 +24,26 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.math cimport INFINITY
 from libc.string cimport memcpy
 
-from sluicegate._minmax cimport larger
-from sluicegate.limits._limit_set cimport state_clear, state_free, state_is_idle
+from sluicegate._minmax cimport fast_max
+from sluicegate.limits._limit_set cimport limit_set_clear, limit_set_free, limit_set_is_idle
 
 __all__ = []
 
 cdef enum:
     KEYS_PER_SEGMENT = 1024
-    MOST_SEGMENTS = 1 << 20
-    SMALLEST = 8
-    SHARED_STATES = 1024
+    MAX_SEGMENTS = 1 << 20
+    MIN_SEGMENT_SIZE = 8
+    OVERFLOW_STATES = 1024
 
-cdef class CellTable:
+cdef class KeyTable:
     def __cinit__(self, size_t max_keys):
         cdef size_t wanted = max_keys // KEYS_PER_SEGMENT
         cdef int bits = 0
-        while (<size_t>1 << bits) < wanted and (<size_t>1 << bits) < MOST_SEGMENTS:
+        while (<size_t>1 << bits) < wanted and (<size_t>1 << bits) < MAX_SEGMENTS:
             bits += 1
         self._segment_count = <size_t>1 << bits
         self._shift = 64 - bits
-        self.forgot_at = -INFINITY
+        self.last_eviction = -INFINITY
         self._segments = <Segment*>PyMem_Calloc(self._segment_count, sizeof(Segment))
         if self._segments == NULL:
             raise MemoryError
@@ -57,19 +57,19 @@ cdef class CellTable:
             for j in range(self._segments[i].size):
                 slot = slot_at(self, &self._segments[i], j)
                 if slot.key != NULL:
-                    state_free(&self.rules, state_in(slot))
+                    limit_set_free(&self.limit_set, state_in(slot))
                     Py_DECREF(<object>slot.key)
             PyMem_Free(self._segments[i].slots)
         PyMem_Free(self._segments)
-        if self.shared != NULL:
-            for i in range(<size_t>SHARED_STATES):
-                state_free(&self.rules, self.shared + i * self.rules.words)
-            PyMem_Free(self.shared)
+        if self.overflow != NULL:
+            for i in range(<size_t>OVERFLOW_STATES):
+                limit_set_free(&self.limit_set, self.overflow + i * self.limit_set.words)
+            PyMem_Free(self.overflow)
 
-    cdef void set_rules(self, Rules* rules) noexcept:
+    cdef void set_limits(self, LimitSet* limit_set) noexcept:
         """Before the first key."""
-        self.rules = rules[0]
-        self._stride = sizeof(Slot) + rules.words * sizeof(double)
+        self.limit_set = limit_set[0]
+        self._stride = sizeof(Slot) + limit_set.words * sizeof(double)
 
     cdef double* add(self, object key, Py_hash_t key_hash, double now) except NULL:
         """Add a key that is not there, with an idle state."""
@@ -79,7 +79,7 @@ cdef class CellTable:
         if (segment.count + 1) * 4 > segment.size * 3:
             self._purge(segment, now)
             if (segment.count + 1) * 2 > segment.size:
-                if self._resize(segment, segment.size * 2 if segment.size else SMALLEST) < 0:
+                if self._resize(segment, segment.size * 2 if segment.size else MIN_SEGMENT_SIZE) < 0:
                     raise MemoryError
         index = mix(key_hash) & (segment.size - 1)
         slot = slot_at(self, segment, index)
@@ -89,7 +89,7 @@ cdef class CellTable:
         Py_INCREF(key)
         slot.key = <PyObject*>key
         slot.key_hash = key_hash
-        state_clear(&self.rules, state_in(slot))
+        limit_set_clear(&self.limit_set, state_in(slot))
         segment.count += 1
         self.count += 1
         return state_in(slot)
@@ -103,19 +103,19 @@ cdef class CellTable:
         self._delete(segment, (<char*>found - segment.slots) // self._stride)
         return 1
 
-    cdef int make_shared(self) except -1:
-        """Have the cells that keys share when the table is as large as its owner allows."""
+    cdef int allocate_overflow(self) except -1:
+        """Allocate the states that keys share when the table has its most keys."""
         cdef int i
-        if self.shared == NULL:
-            self.shared = <double*>PyMem_Calloc(SHARED_STATES, self.rules.words * sizeof(double))
-            if self.shared == NULL:
+        if self.overflow == NULL:
+            self.overflow = <double*>PyMem_Calloc(OVERFLOW_STATES, self.limit_set.words * sizeof(double))
+            if self.overflow == NULL:
                 raise MemoryError
-            for i in range(SHARED_STATES):
-                state_clear(&self.rules, self.shared + i * self.rules.words)
+            for i in range(OVERFLOW_STATES):
+                limit_set_clear(&self.limit_set, self.overflow + i * self.limit_set.words)
         return 0
 
-    cdef double* shared_state(self, Py_hash_t key_hash) noexcept:
-        return self.shared + (mix(key_hash) & (SHARED_STATES - 1)) * self.rules.words
+    cdef double* overflow_state(self, Py_hash_t key_hash) noexcept:
+        return self.overflow + (mix(key_hash) & (OVERFLOW_STATES - 1)) * self.limit_set.words
 
     cdef void sweep(self, double now, int steps) noexcept:
         """Look at the next `steps` slots and drop those that are idle."""
@@ -123,28 +123,28 @@ cdef class CellTable:
         cdef Slot* slot
         while steps > 0:
             steps -= 1
-            segment = &self._segments[self._hand_segment]
-            if self._hand_slot >= segment.size:
+            segment = &self._segments[self._sweep_segment]
+            if self._sweep_slot >= segment.size:
                 # Memory that was needed once goes back; -1 (none to be had) leaves it as it is.
-                if segment.size > SMALLEST and segment.count * 8 < segment.size:
+                if segment.size > MIN_SEGMENT_SIZE and segment.count * 8 < segment.size:
                     self._resize(segment, segment.size // 4)
-                self._hand_slot = 0
-                self._hand_segment = (self._hand_segment + 1) & (self._segment_count - 1)
+                self._sweep_slot = 0
+                self._sweep_segment = (self._sweep_segment + 1) & (self._segment_count - 1)
                 continue
-            slot = slot_at(self, segment, self._hand_slot)
-            if slot.key != NULL and state_is_idle(&self.rules, state_in(slot), now):
-                self.forgot_at = larger(self.forgot_at, now)
-                self._delete(segment, self._hand_slot)  # may move another key here
+            slot = slot_at(self, segment, self._sweep_slot)
+            if slot.key != NULL and limit_set_is_idle(&self.limit_set, state_in(slot), now):
+                self.last_eviction = fast_max(self.last_eviction, now)
+                self._delete(segment, self._sweep_slot)  # may move another key here
             else:
-                self._hand_slot += 1
+                self._sweep_slot += 1
 
     cdef void _purge(self, Segment* segment, double now) noexcept:
         cdef size_t index = 0
         cdef Slot* slot
         while index < segment.size:
             slot = slot_at(self, segment, index)
-            if slot.key != NULL and state_is_idle(&self.rules, state_in(slot), now):
-                self.forgot_at = larger(self.forgot_at, now)
+            if slot.key != NULL and limit_set_is_idle(&self.limit_set, state_in(slot), now):
+                self.last_eviction = fast_max(self.last_eviction, now)
                 self._delete(segment, index)
             else:
                 index += 1
@@ -175,7 +175,7 @@ cdef class CellTable:
         cdef object key = <object>slot.key
         cdef size_t mask = segment.size - 1
         cdef size_t index = hole, home
-        state_free(&self.rules, state_in(slot))
+        limit_set_free(&self.limit_set, state_in(slot))
         Py_DECREF(key)
         while True:
             index = (index + 1) & mask

@@ -11,13 +11,13 @@ token bucket of one token that may be owed up to `capacity` tokens.
 
 from libc.math cimport INFINITY, ceil
 
-from sluicegate.limits._algorithms cimport Rule, TOKEN_BUCKET, bucket_charge, bucket_used, cell_clear
+from sluicegate.limits._algorithms cimport Params, TOKEN_BUCKET, bucket_charge, bucket_used, state_clear
 from sluicegate.limits._decision cimport decide
-from sluicegate._minmax cimport larger
-from sluicegate.limits._rules cimport make_rule
-from sluicegate.limits._limiter_clock cimport Timing
+from sluicegate._minmax cimport fast_max
+from sluicegate.limits._limit_set cimport make_params
+from sluicegate.limits._limiter_clock cimport LimiterClock
 
-from sluicegate._validate import positive, timeout_seconds, whole
+from sluicegate._validate import check_positive, check_timeout, check_whole
 from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import Limit
 from sluicegate.limits.waiting import Schedule, TaskSleeper, ThreadSleeper
@@ -28,32 +28,32 @@ __all__ = ["LeakyBucket"]
 cdef class LeakyBucket:
     """Lets one through every 1/`rate` seconds; `capacity` more may queue."""
 
-    cdef Timing _timing
-    cdef Rule _rule
-    cdef double _cell
+    cdef LimiterClock _clock
+    cdef Params _params
+    cdef double _state
     cdef Py_ssize_t _capacity
     cdef object _limit
     cdef object _waiting
     cdef object __weakref__
 
     def __cinit__(self, *_, **__):
-        self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
+        self._clock = LimiterClock(None)  # so that an object without __init__ is useless, not deadly
 
     def __init__(self, rate, capacity, *, clock=None):
-        rate = positive("rate", rate)
-        self._capacity = whole("capacity", capacity, 0)
-        self._timing = Timing(clock)
+        rate = check_positive("rate", rate)
+        self._capacity = check_whole("capacity", capacity, 0)
+        self._clock = LimiterClock(clock)
         self._limit = Limit(rate, 1.0)
-        self._rule = make_rule(TOKEN_BUCKET, Limit(rate, 1.0, 1.0), self._timing)
-        cell_clear(TOKEN_BUCKET, &self._cell)
-        self._waiting = Schedule(self._timing, self._timing.tick)
+        self._params = make_params(TOKEN_BUCKET, Limit(rate, 1.0, 1.0), self._clock)
+        state_clear(TOKEN_BUCKET, &self._state)
+        self._waiting = Schedule(self._clock, self._clock.epsilon)
 
     def try_acquire(self):
         """Pass if the beat is free now, without a wait."""
-        cdef double now = self._timing.now()
-        if bucket_used(&self._rule, &self._cell, now) > self._rule.slack:
+        cdef double now = self._clock.now()
+        if bucket_used(&self._params, &self._state, now) > self._params.slack:
             return False
-        bucket_charge(&self._rule, &self._cell, now, 1.0)
+        bucket_charge(&self._params, &self._state, now, 1.0)
         return True
 
     def acquire(self, timeout=None):
@@ -62,36 +62,36 @@ cdef class LeakyBucket:
         Raises `RateLimited` at once when the queue is full, or when the turn would
         not come within `timeout` seconds.
         """
-        cdef double seconds = INFINITY if timeout is None else timeout_seconds(timeout)
+        cdef double seconds = INFINITY if timeout is None else check_timeout(timeout)
         if self.try_acquire():
             return 0.0
-        sleeper = ThreadSleeper(self._timing.clock)
-        return sleeper.wait(self._keep(seconds, sleeper))
+        sleeper = ThreadSleeper(self._clock.source)
+        return sleeper.wait(self._wait_plan(seconds, sleeper))
 
     async def acquire_async(self, timeout=None):
         """As `acquire`, for tasks. A cancelled one frees its place."""
-        seconds = INFINITY if timeout is None else timeout_seconds(timeout)
+        seconds = INFINITY if timeout is None else check_timeout(timeout)
         if self.try_acquire():
             return 0.0
-        sleeper = TaskSleeper(self._timing.clock)
-        return await sleeper.wait(self._keep(seconds, sleeper))
+        sleeper = TaskSleeper(self._clock.source)
+        return await sleeper.wait(self._wait_plan(seconds, sleeper))
 
     def reserve(self):
-        """Take a place and return the seconds until its beat, which the caller must wait himself.
+        """Take a place and return the seconds until its beat, which the caller must wait itself.
 
         Raises `RateLimited` when the queue is full.
         """
-        return larger(self._waiting.fix(lambda: self._reserve(INFINITY)) - self._timing.now(), 0.0)
+        return fast_max(self._waiting.reserve_fixed(lambda: self._reserve(INFINITY)) - self._clock.now(), 0.0)
 
     @property
     def queued(self):
         """Places taken in the queue now."""
-        cdef double ahead = bucket_used(&self._rule, &self._cell, self._timing.now())
-        return max(0, int(ceil(ahead - 1.0 - self._rule.slack)))
+        cdef double ahead = bucket_used(&self._params, &self._state, self._clock.now())
+        return max(0, int(ceil(ahead - 1.0 - self._params.slack)))
 
     @property
     def rate(self):
-        return self._rule.rate
+        return self._params.rate
 
     @property
     def capacity(self):
@@ -114,20 +114,20 @@ cdef class LeakyBucket:
     def __repr__(self):
         return f"LeakyBucket(rate={self.rate:g}/s, capacity={self.capacity}, queued={self.queued})"
 
-    def _keep(self, double timeout, sleeper):
-        return self._waiting.keep(lambda: self._reserve(timeout), self._give_back, sleeper)
+    def _wait_plan(self, double timeout, sleeper):
+        return self._waiting.wait(lambda: self._reserve(timeout), self._give_back, sleeper)
 
     def _reserve(self, double timeout):
-        cdef double now = self._timing.now()
-        cdef double ahead = bucket_used(&self._rule, &self._cell, now)
-        cdef double wait = ahead / self._rule.rate if ahead > self._rule.slack else 0.0
+        cdef double now = self._clock.now()
+        cdef double ahead = bucket_used(&self._params, &self._state, now)
+        cdef double wait = ahead / self._params.rate if ahead > self._params.slack else 0.0
         cdef double crowd = ahead - self._capacity
-        if crowd > self._rule.slack or wait > timeout:
-            retry_after = wait if wait > timeout else crowd / self._rule.rate
-            raise RateLimited(decide(False, self._limit, 0.0, retry_after, ahead / self._rule.rate))
-        bucket_charge(&self._rule, &self._cell, now, 1.0)
+        if crowd > self._params.slack or wait > timeout:
+            retry_after = wait if wait > timeout else crowd / self._params.rate
+            raise RateLimited(decide(False, self._limit, 0.0, retry_after, ahead / self._params.rate))
+        bucket_charge(&self._params, &self._state, now, 1.0)
         return now + wait, None
 
     def _give_back(self, _):
-        self._cell -= 1.0
-        return 1.0 / self._rule.rate
+        self._state -= 1.0
+        return 1.0 / self._params.rate

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""A limiter's own time: seconds since it was made, from the system or a given clock.
+"""`LimiterClock`: seconds since a limiter was made, on the system's clock or a given one.
 
 Counting from the limiter's start keeps the numbers small, so that doubles stay
 exact to well below a nanosecond, and a Unix time costs no more precision than the
@@ -12,11 +12,11 @@ from sluicegate._clock cimport monotonic
 
 
 @cython.final
-cdef class Timing:
-    cdef readonly object clock   # None: the system's
+cdef class LimiterClock:
+    cdef readonly object source  # the given clock; None: the system's
     cdef object _read
     cdef double start
-    cdef double tick             # two of the clock's finest steps, at least a nanosecond
+    cdef double epsilon          # two of the clock's finest steps, at least a nanosecond
     cdef double wall             # Unix time at the start
 
     cdef inline double now(self) except? -1e300:

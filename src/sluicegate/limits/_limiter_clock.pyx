@@ -1,27 +1,29 @@
 # cython: language_level=3, binding=False
+"""`LimiterClock`: setting its start, and reading a given clock."""
+
 import time
 
 from libc.math cimport fabs, isfinite, nextafter, INFINITY
 
-from sluicegate._minmax cimport larger
+from sluicegate._minmax cimport fast_max
 
 from sluicegate.clock import SystemClock
 
 __all__ = []
 
 
-cdef class Timing:
+cdef class LimiterClock:
     def __init__(self, clock):
         if clock is None or type(clock) is SystemClock:
             self._begin(time.time)
         elif not callable(getattr(clock, "now", None)):
             raise TypeError(f"clock must have a method now(), got {clock!r}")
         else:
-            self.clock = clock
+            self.source = clock
             self._read = clock.now
             self._begin(getattr(clock, "wall", clock.now))
             if not isfinite(self.wall):
-                raise ValueError(f"{clock!r} must tell a finite Unix time, got {self.wall!r}")
+                raise ValueError(f"{clock!r} must return a finite Unix time, got {self.wall!r}")
 
     cdef int _begin(self, read_wall) except -1:
         """Count from now. A process that is held up between the two readings of the clocks reads
@@ -45,7 +47,7 @@ cdef class Timing:
         """Count from a start on the clock, which was `wall` in Unix time."""
         self.start = start
         self.wall = wall
-        self.tick = larger(1e-9, 2.0 * (nextafter(start, INFINITY) - start))
+        self.epsilon = fast_max(1e-9, 2.0 * (nextafter(start, INFINITY) - start))
 
     def __call__(self):
         """The time, for Python code."""
@@ -54,5 +56,5 @@ cdef class Timing:
     cdef double _read_clock(self) except? -1e300:
         cdef double now = self._read()
         if not isfinite(now):
-            raise ValueError(f"{self.clock!r} must tell a finite time in seconds, got {now!r}")
+            raise ValueError(f"{self.source!r} must return a finite time in seconds, got {now!r}")
         return now

@@ -12,54 +12,54 @@ A record's payload is the key's state. That of a key with limits of its own (`ov
     amount, per and burst of each limit        3 doubles; a burst of 0 is none
     the state of these limits
 
-so an override holds for all processes at once. Where a key's state is has the same names
-as in `Keyed`; shared cells are the chains of the spare buckets.
+so an override holds for all processes at once. `Location` has the same values as in `Keyed`;
+the overflow states are the records of the table's overflow chains.
 """
 
 from libc.math cimport INFINITY
 from libc.stdint cimport uint32_t
 from libc.string cimport memcpy
 
-from sluicegate.limits._algorithms cimport WORDS, words_of
+from sluicegate.limits._algorithms cimport MAX_WORDS, words_of
 from sluicegate.limits._decision cimport Decision
-from sluicegate.limits._key_normalize cimport plain
-from sluicegate._minmax cimport larger, smaller
-from sluicegate.limits._rules cimport limit_of, rule_of
+from sluicegate.limits._key_normalize cimport normalize_key
+from sluicegate._minmax cimport fast_max, fast_min
 from sluicegate.limits._limit_set cimport (
-    MOST_RULES, MOST_WORDS, Rules, bad_cost, make_rules, state_carry, state_charge, state_clear,
-    state_decision, state_is_idle, state_marks, state_refund, state_use_up, state_wait,
+    MAX_LIMITS, MAX_SET_WORDS, LimitSet, bad_cost, exhaust_state, limit_of, limit_set_charge, limit_set_clear,
+    limit_set_decision, limit_set_is_idle, limit_set_marks, limit_set_refund, limit_set_wait, make_limit_set,
+    migrate_state, params_from_numbers,
 )
-from sluicegate.limits._limiter_clock cimport Timing
+from sluicegate.limits._limiter_clock cimport LimiterClock
 from sluicegate.shm._atomic cimport add, load, raise_double, store
 from sluicegate.shm._lockfree_table cimport (
-    Chains, Key, LONGEST_CHAIN, Look, PAYLOAD, Record, class_of, payload_in, record_at,
+    LockFreeTable, Key, MAX_CHAIN_LENGTH, ChainSnapshot, MAX_PAYLOAD, Record, size_class_of, payload_in, record_at,
 )
 from sluicegate.limits._key_encoding cimport key_of
 
 from sluicegate.errors import TableFull
-from sluicegate._validate import timeout_seconds
+from sluicegate._validate import check_timeout
 from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import as_limits
 from sluicegate.limits.reservation import Reservation
 from sluicegate.shm.file import path_of, remove
-from sluicegate.limits.waiting import Lines, TaskSleeper, ThreadSleeper
+from sluicegate.limits.waiting import WaitQueues, TaskSleeper, ThreadSleeper
 
 __all__ = ["SharedKeyed"]
 
 cdef enum:
-    SWEEP_PER_KEY = 8         # buckets looked at for each key that is added
-    SWEEP_IN_PASSING = 64     # and once in a while when none is added
-    SWEEP_AT_THE_CAP = 256
+    SWEEP_PER_KEY = 8         # chains looked at for each key that is added
+    SWEEP_PERIODIC = 64       # and once in a while when none is added
+    SWEEP_WHEN_FULL = 256
     NUMBERS = 3               # of a limit
 
-cdef double SWEEP_EVERY = 0.001  # seconds
+cdef double SWEEP_INTERVAL = 0.001  # seconds
 
-cdef enum Where:
-    OWN
+cdef enum Location:
+    IN_TABLE
     OVERRIDDEN
-    SHARED
-    BLANK
-    UNKNOWN   # the clock stepped back behind a time at which keys were forgotten
+    IN_OVERFLOW
+    ABSENT
+    MAYBE_EVICTED
 
 cdef enum Outcome:
     DONE
@@ -67,15 +67,15 @@ cdef enum Outcome:
     FULL       # there is no room for one more key
     NO_CHANGE  # it was so already
 
-cdef struct Spot:
-    Where where
-    Rules* rules
+cdef struct StateRef:
+    Location location
+    LimitSet* limit_set
     double* state
-    Look look            # at the key's chain
-    Look spare           # at the cells it shares, where it does
-    Rules own_rules      # of a key that has limits of its own
+    ChainSnapshot snapshot   # of the key's chain
+    ChainSnapshot overflow   # of its overflow chain, if it uses one
+    LimitSet own_limit_set   # of a key that has limits of its own
 
-assert MOST_WORDS + MOST_RULES * (NUMBERS + WORDS) <= PAYLOAD
+assert MAX_SET_WORDS + MAX_LIMITS * (NUMBERS + MAX_WORDS) <= MAX_PAYLOAD
 
 
 cdef class SharedKeyed:
@@ -89,56 +89,56 @@ cdef class SharedKeyed:
     `algorithm` is "token_bucket", "leaky_bucket", "fixed_window" or "sliding_counter".
     """
 
-    cdef Chains _chains
-    cdef Timing _timing
+    cdef LockFreeTable _table
+    cdef LimiterClock _clock
     cdef str _algorithm
     cdef tuple _limits
-    cdef Rules _rules
-    cdef double[MOST_WORDS] _blank
+    cdef LimitSet _limit_set
+    cdef double[MAX_SET_WORDS] _idle_state
     cdef double _next_sweep
-    cdef object _lines
+    cdef object _queues
     cdef object __weakref__
 
     def __cinit__(self, *_, **__):
-        self._chains = Chains.__new__(Chains)
-        self._timing = Timing(None)
+        self._table = LockFreeTable.__new__(LockFreeTable)
+        self._clock = LimiterClock(None)
         self._algorithm = ""
         self._limits = ()
-        self._lines = Lines(self._timing)
+        self._queues = WaitQueues(self._clock)
 
     def __init__(
         self, name, limit, *, algorithm="token_bucket", max_keys=100_000, rebuild=False, clock=None
     ):
-        cdef Timing timing = Timing(clock)
-        cdef Rules rules
-        if self._chains.header != NULL:
-            raise TypeError(f"{self!r} has been made already")
+        cdef LimiterClock own_clock = LimiterClock(clock)
+        cdef LimitSet limit_set
+        if self._table.header != NULL:
+            raise TypeError(f"{self!r} is already initialized")
         path = path_of(name)
         if algorithm == "sliding_window":
-            raise ValueError("sliding_window keeps every call and does not fit; take sliding_counter")
+            raise ValueError("sliding_window is not supported in shared memory; use sliding_counter")
         limits = as_limits(limit)
-        make_rules(algorithm, limits, timing, &rules)
-        state_clear(&rules, self._blank)
-        chains = Chains(
+        make_limit_set(algorithm, limits, own_clock, &limit_set)
+        limit_set_clear(&limit_set, self._idle_state)
+        table = LockFreeTable(
             path,
             f"{algorithm} {'; '.join(map(str, limits))}",
             max_keys,
-            rules.words,
-            NUMBERS + words_of(rules.rule[0].algorithm),
-            (<char*>self._blank)[:rules.words * sizeof(double)],
+            limit_set.words,
+            NUMBERS + words_of(limit_set.params[0].algorithm),
+            (<char*>self._idle_state)[:limit_set.words * sizeof(double)],
             rebuild,
-            timing.clock is None,
-            timing.start,
-            timing.wall,
+            own_clock.source is None,
+            own_clock.start,
+            own_clock.wall,
         )
-        timing.begin_at((<Chains>chains).header.start, (<Chains>chains).header.wall)
-        make_rules(algorithm, limits, timing, &self._rules)
-        self._chains = chains
-        self._timing = timing
+        own_clock.begin_at((<LockFreeTable>table).header.start, (<LockFreeTable>table).header.wall)
+        make_limit_set(algorithm, limits, own_clock, &self._limit_set)
+        self._table = table
+        self._clock = own_clock
         self._algorithm = algorithm
         self._limits = limits
         self._next_sweep = -INFINITY
-        self._lines = Lines(timing)
+        self._queues = WaitQueues(own_clock)
 
     @staticmethod
     def unlink(name):
@@ -151,26 +151,26 @@ cdef class SharedKeyed:
 
     def allow(self, key, double cost=1.0):
         """Charge `cost` to `key` if it fits now."""
-        cdef Spot spot
+        cdef StateRef ref
         cdef Key wanted
         cdef double now
         _kept = key_of(key, &wanted)
         if not cost > 0.0:
-            raise bad_cost(cost, self._rules.most)
-        now = self._timing.now()
-        return self._take(&wanted, cost, &now, &spot) == 0.0
+            raise bad_cost(cost, self._limit_set.max_cost)
+        now = self._clock.now()
+        return self._take(&wanted, cost, &now, &ref) == 0.0
 
     def check(self, key, double cost=1.0):
         """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
-        cdef Spot spot
+        cdef StateRef ref
         cdef Key wanted
         cdef double wait, now
         _kept = key_of(key, &wanted)
         if not cost >= 0.0:
-            raise bad_cost(cost, self._rules.most)
-        now = self._timing.now()
-        wait = self._take(&wanted, cost, &now, &spot)
-        return self._decision(&spot, now, cost, wait)
+            raise bad_cost(cost, self._limit_set.max_cost)
+        now = self._clock.now()
+        wait = self._take(&wanted, cost, &now, &ref)
+        return self._decision(&ref, now, cost, wait)
 
     def acquire(self, key, double cost=1.0, timeout=None):
         """Wait until `cost` fits; return the seconds waited.
@@ -179,109 +179,109 @@ cdef class SharedKeyed:
         whoever asks first when there is room. Raises `RateLimited` when it does not fit
         within `timeout` seconds: at once, where that is known at once.
         """
-        cdef double seconds = INFINITY if timeout is None else timeout_seconds(timeout)
-        key = plain(key)
-        if key not in self._lines and self.allow(key, cost):
+        cdef double seconds = INFINITY if timeout is None else check_timeout(timeout)
+        key = normalize_key(key)
+        if key not in self._queues and self.allow(key, cost):
             return 0.0
-        sleeper = ThreadSleeper(self._timing.clock)
-        return sleeper.wait(self._queue(key, cost, seconds, sleeper))
+        sleeper = ThreadSleeper(self._clock.source)
+        return sleeper.wait(self._wait_plan(key, cost, seconds, sleeper))
 
     async def acquire_async(self, key, cost=1.0, timeout=None):
-        """As `acquire`, for tasks. A cancelled one leaves the line."""
-        seconds = INFINITY if timeout is None else timeout_seconds(timeout)
-        key = plain(key)
-        if key not in self._lines and self.allow(key, cost):
+        """As `acquire`, for tasks. A cancelled one leaves the queue."""
+        seconds = INFINITY if timeout is None else check_timeout(timeout)
+        key = normalize_key(key)
+        if key not in self._queues and self.allow(key, cost):
             return 0.0
-        sleeper = TaskSleeper(self._timing.clock)
-        return await sleeper.wait(self._queue(key, cost, seconds, sleeper))
+        sleeper = TaskSleeper(self._clock.source)
+        return await sleeper.wait(self._wait_plan(key, cost, seconds, sleeper))
 
     def reserve(self, key, double cost=1.0):
         """Charge an expected cost now; `settle` the real one on what is returned.
 
         As `Keyed.reserve`. What a process that is killed had reserved has cost just that.
         """
-        cdef Spot spot
+        cdef StateRef ref
         cdef Key wanted
         cdef double wait, now
-        key = plain(key)
+        key = normalize_key(key)
         _kept = key_of(key, &wanted)
         if not cost > 0.0:
-            raise bad_cost(cost, self._rules.most)
-        now = self._timing.now()
-        self._chains.check()
-        changes = load(&self._chains.counters.changes.word)  # before: a reset since then counts
-        wait = self._take(&wanted, cost, &now, &spot)
+            raise bad_cost(cost, self._limit_set.max_cost)
+        now = self._clock.now()
+        self._table.check()
+        changes = load(&self._table.counters.changes.word)  # before: a reset since then counts
+        wait = self._take(&wanted, cost, &now, &ref)
         if wait > 0.0:
-            raise RateLimited(self._decision(&spot, now, cost, wait))
+            raise RateLimited(self._decision(&ref, now, cost, wait))
         marks = None
-        if spot.where != SHARED:
-            marks = (changes, state_marks(spot.rules, spot.state, now))
+        if ref.location != IN_OVERFLOW:
+            marks = (changes, limit_set_marks(ref.limit_set, ref.state, now))
         return Reservation(self._settle, key, cost, marks)
 
     def refund(self, key, double cost):
         """Give `cost` back, as if it had been taken just now. Never fills above full."""
         if not 0.0 < cost < INFINITY:
             raise ValueError(f"cost must be a finite number above 0, got {cost!r}")
-        self._give_back(plain(key), cost, None)
+        self._give_back(normalize_key(key), cost, None)
 
     def reset(self, key):
-        """Forget what `key` has used. What it used of shared cells stays."""
-        cdef Spot spot
+        """Forget what `key` has used. What it used of overflow states stays."""
+        cdef StateRef ref
         cdef Key wanted
-        cdef double now = self._timing.now()
-        key = plain(key)
+        cdef double now = self._clock.now()
+        key = normalize_key(key)
         _kept = key_of(key, &wanted)
         while True:
-            self._find(&wanted, &now, False, &spot)
-            if spot.where == OWN:
-                if not self._chains.change(&spot.look, <uint32_t>1 << spot.look.found, NULL, 0, NULL, -1):
+            self._find(&wanted, &now, False, &ref)
+            if ref.location == IN_TABLE:
+                if not self._table.change(&ref.snapshot, <uint32_t>1 << ref.snapshot.found, NULL, 0, NULL, -1):
                     continue
-            elif spot.where == OVERRIDDEN:
-                state_clear(spot.rules, spot.state)
-                if self._put(&wanted, now, &spot) == AGAIN:
+            elif ref.location == OVERRIDDEN:
+                limit_set_clear(ref.limit_set, ref.state)
+                if self._put(&wanted, now, &ref) == AGAIN:
                     continue
             break
-        add(&self._chains.counters.changes.word, 1)
-        self._lines.wake_head(key)
+        add(&self._table.counters.changes.word, 1)
+        self._queues.wake_head(key)
 
     def override(self, key, limit):
         """Give `key` limits of its own, in all processes; None takes them away.
 
         What it has used stays used. Raises `TableFull` when there is no room for the key.
         """
-        cdef Rules rules
+        cdef LimitSet limit_set
         cdef Key wanted
-        key = plain(key)
+        key = normalize_key(key)
         _kept = key_of(key, &wanted)
         limits = None
         if limit is not None:
             limits = as_limits(limit)
-            make_rules(self._algorithm, limits, self._timing, &rules)
+            make_limit_set(self._algorithm, limits, self._clock, &limit_set)
         while True:
             if limits is None:
                 outcome = self._remove_override(&wanted)
             else:
-                outcome = self._set_override(&wanted, limits, &rules)
+                outcome = self._set_override(&wanted, limits, &limit_set)
             if outcome == NO_CHANGE:
                 return
             if outcome == DONE:
                 break
             if outcome == FULL:
-                raise TableFull(f"{self!r} has no room for limits of {key!r}")
-        add(&self._chains.counters.changes.word, 1)
-        self._lines.wake_head(key)
+                raise TableFull(f"{self!r} is full: no room to override the limits of {key!r}")
+        add(&self._table.counters.changes.word, 1)
+        self._queues.wake_head(key)
 
     def limits_of(self, key):
         """The limits that hold for `key`."""
         cdef Key wanted
-        cdef Look look
+        cdef ChainSnapshot snapshot
         _kept = key_of(key, &wanted)
-        self._chains.find(&wanted, &look)
-        return self._limits if look.found < 0 or look.limits == 0 else self._own_limits(&look)
+        self._table.find(&wanted, &snapshot)
+        return self._limits if snapshot.found < 0 or snapshot.item_count == 0 else self._own_limits(&snapshot)
 
     def close(self):
         """Let go of the memory; it stays for others, and for later."""
-        self._chains.close()
+        self._table.close()
 
     def __enter__(self):
         return self
@@ -291,8 +291,8 @@ cdef class SharedKeyed:
 
     def __len__(self):
         """Keys that take memory: those in use, those idle since a moment ago, and overrides."""
-        self._chains.check()
-        return load(&self._chains.counters.count.word)
+        self._table.check()
+        return load(&self._table.counters.count.word)
 
     @property
     def limits(self):
@@ -305,27 +305,27 @@ cdef class SharedKeyed:
 
     @property
     def max_keys(self):
-        self._chains.check()
-        return self._chains.header.max_keys
+        self._table.check()
+        return self._table.header.max_keys
 
     @property
     def overflowed(self):
-        """Calls of all processes that had to be answered from shared cells, since the start."""
-        self._chains.check()
-        return load(&self._chains.counters.overflowed.word)
+        """Calls of all processes that had to be answered from overflow states, since the start."""
+        self._table.check()
+        return load(&self._table.counters.overflowed.word)
 
     @property
     def waiting(self):
         """How many of this process wait in `acquire`, over all keys."""
-        return len(self._lines)
+        return len(self._queues)
 
     @property
     def path(self):
         """The file, as a string."""
-        return None if self._chains.file is None else str(self._chains.file.path)
+        return None if self._table.file is None else str(self._table.file.path)
 
     def __repr__(self):
-        if self._chains.file is None:
+        if self._table.file is None:
             return "SharedKeyed(closed)"
         limits = "; ".join(map(str, self._limits))
         overflowed = f", overflowed={self.overflowed}" if self.overflowed else ""
@@ -334,264 +334,264 @@ cdef class SharedKeyed:
             f"keys={len(self)}{overflowed})"
         )
 
-    def _queue(self, key, double cost, double timeout, sleeper):
+    def _wait_plan(self, key, double cost, double timeout, sleeper):
         def attempt():
-            cdef Spot spot
+            cdef StateRef ref
             cdef Key wanted
-            cdef double now = self._timing.now()
+            cdef double now = self._clock.now()
             _kept = key_of(key, &wanted)
-            return self._take(&wanted, cost, &now, &spot)
+            return self._take(&wanted, cost, &now, &ref)
 
         def refuse():
-            cdef Spot spot
+            cdef StateRef ref
             cdef Key wanted
-            cdef double now = self._timing.now()
+            cdef double now = self._clock.now()
             _kept = key_of(key, &wanted)
-            self._find(&wanted, &now, False, &spot)
-            wait = larger(self._wait(&spot, now, cost), self._timing.tick)
-            return RateLimited(self._decision(&spot, now, cost, wait))
+            self._find(&wanted, &now, False, &ref)
+            wait = fast_max(self._wait(&ref, now, cost), self._clock.epsilon)
+            return RateLimited(self._decision(&ref, now, cost, wait))
 
-        return self._lines.queue(key, attempt, refuse, timeout, sleeper)
+        return self._queues.wait(key, attempt, refuse, timeout, sleeper)
 
     def _settle(self, key, double taken, marks, double cost):
         """Make `taken`, charged at `marks`, have been `cost`."""
         if not 0.0 <= cost < INFINITY:
-            raise ValueError(f"the cost must be a finite number, 0 or more, got {cost!r}")
-        self._chains.check()
+            raise ValueError(f"cost must be a finite number, 0 or more, got {cost!r}")
+        self._table.check()
         if cost > taken:
             self._charge(key, cost - taken)
         elif cost < taken and marks is not None:
-            if marks[0] == load(&self._chains.counters.changes.word):
+            if marks[0] == load(&self._table.counters.changes.word):
                 self._give_back(key, taken - cost, marks[1])
 
-    cdef double _take(self, Key* key, double cost, double* now, Spot* spot) except -1.0:
+    cdef double _take(self, Key* key, double cost, double* now, StateRef* ref) except -1.0:
         """Charge `cost` and return 0, or change nothing and return the seconds until it fits."""
         cdef double wait
         cdef Outcome outcome = AGAIN
         while True:
-            self._find(key, now, outcome == FULL, spot)
-            if not cost <= spot.rules.most:
-                raise bad_cost(cost, spot.rules.most)
-            wait = self._wait(spot, now[0], cost)
+            self._find(key, now, outcome == FULL, ref)
+            if not cost <= ref.limit_set.max_cost:
+                raise bad_cost(cost, ref.limit_set.max_cost)
+            wait = self._wait(ref, now[0], cost)
             if wait > 0.0 or cost == 0.0:
                 break
-            state_charge(spot.rules, spot.state, now[0], cost)
-            outcome = self._put(key, now[0], spot)
+            limit_set_charge(ref.limit_set, ref.state, now[0], cost)
+            outcome = self._put(key, now[0], ref)
             if outcome == DONE:
                 break
-        if spot.where == SHARED:
-            add(&self._chains.counters.overflowed.word, 1)
+        if ref.location == IN_OVERFLOW:
+            add(&self._table.counters.overflowed.word, 1)
         if now[0] >= self._next_sweep:
-            self._next_sweep = now[0] + SWEEP_EVERY
-            self._sweep(now[0], SWEEP_IN_PASSING)
+            self._next_sweep = now[0] + SWEEP_INTERVAL
+            self._sweep(now[0], SWEEP_PERIODIC)
         return wait
 
     cdef int _charge(self, object key, double cost) except -1:
         """Charge `cost`, whether or not it fits."""
-        cdef Spot spot
+        cdef StateRef ref
         cdef Key wanted
-        cdef double now = self._timing.now()
+        cdef double now = self._clock.now()
         cdef Outcome outcome = AGAIN
         _kept = key_of(key, &wanted)
         while outcome != DONE:
-            self._find(&wanted, &now, outcome == FULL, &spot)
-            state_charge(spot.rules, spot.state, now, cost)
-            outcome = self._put(&wanted, now, &spot)
+            self._find(&wanted, &now, outcome == FULL, &ref)
+            limit_set_charge(ref.limit_set, ref.state, now, cost)
+            outcome = self._put(&wanted, now, &ref)
         return 0
 
     cdef int _give_back(self, object key, double cost, list marks) except -1:
         """What was taken at `marks`, or (None) just now."""
-        cdef Spot spot
+        cdef StateRef ref
         cdef Key wanted
-        cdef double now = self._timing.now()
+        cdef double now = self._clock.now()
         _kept = key_of(key, &wanted)
         while True:
-            self._find(&wanted, &now, False, &spot)
-            # Nothing goes back to shared cells: it might be another key's use that is undone.
-            if spot.where != OWN and spot.where != OVERRIDDEN:
+            self._find(&wanted, &now, False, &ref)
+            # Nothing goes back to overflow states: it might be another key's use that is undone.
+            if ref.location != IN_TABLE and ref.location != OVERRIDDEN:
                 break
-            state_refund(spot.rules, spot.state, now, cost, marks)
-            if self._put(&wanted, now, &spot) == DONE:
+            limit_set_refund(ref.limit_set, ref.state, now, cost, marks)
+            if self._put(&wanted, now, &ref) == DONE:
                 break
-        self._lines.wake_head(key)
+        self._queues.wake_head(key)
         return 0
 
-    cdef int _find(self, Key* key, double* now, bint is_full, Spot* spot) except -1:
+    cdef int _find(self, Key* key, double* now, bint is_full, StateRef* ref) except -1:
         """Where the state of a key is, and a copy of it. `is_full`: there is no room for a new one.
 
         `now` is set anew when others have forgotten keys since it was read.
         """
-        cdef Look* look = &spot.look
-        cdef double forgot_at
-        self._chains.find(key, look)
-        spot.rules = &self._rules
-        spot.state = look.payload
-        if look.found >= 0:
-            spot.where = OWN
-            if look.limits > 0:
-                spot.where = OVERRIDDEN
-                self._read_own_rules(look, &spot.own_rules)
-                spot.rules = &spot.own_rules
-                spot.state = look.payload + self._rules.words + NUMBERS * look.limits
+        cdef ChainSnapshot* snapshot = &ref.snapshot
+        cdef double last_eviction
+        self._table.find(key, snapshot)
+        ref.limit_set = &self._limit_set
+        ref.state = snapshot.payload
+        if snapshot.found >= 0:
+            ref.location = IN_TABLE
+            if snapshot.item_count > 0:
+                ref.location = OVERRIDDEN
+                self._read_own_limit_set(snapshot, &ref.own_limit_set)
+                ref.limit_set = &ref.own_limit_set
+                ref.state = snapshot.payload + self._limit_set.words + NUMBERS * snapshot.item_count
             return 0
-        if is_full or load(&self._chains.counters.is_sharing.word):
-            self._chains.find_spare(key, &spot.spare)
-            if is_full or not state_is_idle(&self._rules, spot.spare.payload, now[0]):
-                spot.where = SHARED
-                spot.state = spot.spare.payload
+        if is_full or load(&self._table.counters.has_overflowed.word):
+            self._table.find_overflow(key, &ref.overflow)
+            if is_full or not limit_set_is_idle(&self._limit_set, ref.overflow.payload, now[0]):
+                ref.location = IN_OVERFLOW
+                ref.state = ref.overflow.payload
                 return 0
-        memcpy(look.payload, self._blank, self._rules.words * sizeof(double))
-        forgot_at = self._chains.counters.forgot_at  # at least when this key was, if it was
-        if now[0] < forgot_at:
-            now[0] = larger(now[0], self._timing.now())
-        spot.where = BLANK if now[0] >= forgot_at else UNKNOWN
+        memcpy(snapshot.payload, self._idle_state, self._limit_set.words * sizeof(double))
+        last_eviction = self._table.counters.last_eviction  # at least when this key was, if it was
+        if now[0] < last_eviction:
+            now[0] = fast_max(now[0], self._clock.now())
+        ref.location = ABSENT if now[0] >= last_eviction else MAYBE_EVICTED
         return 0
 
-    cdef double _wait(self, Spot* spot, double now, double cost) noexcept:
-        if spot.where == UNKNOWN:
-            return larger(self._chains.counters.forgot_at - now, self._timing.tick)
-        return state_wait(spot.rules, spot.state, now, cost)
+    cdef double _wait(self, StateRef* ref, double now, double cost) noexcept:
+        if ref.location == MAYBE_EVICTED:
+            return fast_max(self._table.counters.last_eviction - now, self._clock.epsilon)
+        return limit_set_wait(ref.limit_set, ref.state, now, cost)
 
-    cdef Outcome _put(self, Key* key, double now, Spot* spot) except *:
+    cdef Outcome _put(self, Key* key, double now, StateRef* ref) except *:
         """Put the state back to where it was found; that of a new key, to a place of its own."""
         cdef int size_class
-        if spot.where == SHARED:
-            if not load(&self._chains.counters.is_sharing.word):
-                store(&self._chains.counters.is_sharing.word, 1)
-            return DONE if self._chains.change_spare(&spot.spare) else AGAIN
-        if spot.look.found >= 0:
-            if self._chains.change(
-                &spot.look, <uint32_t>1 << spot.look.found, key, spot.look.limits, spot.look.payload, -1
+        if ref.location == IN_OVERFLOW:
+            if not load(&self._table.counters.has_overflowed.word):
+                store(&self._table.counters.has_overflowed.word, 1)
+            return DONE if self._table.change_overflow(&ref.overflow) else AGAIN
+        if ref.snapshot.found >= 0:
+            if self._table.change(
+                &ref.snapshot, <uint32_t>1 << ref.snapshot.found, key, ref.snapshot.item_count, ref.snapshot.payload, -1
             ):
                 return DONE
             return AGAIN
         self._sweep(now, SWEEP_PER_KEY)
-        size_class = self._admit(key, now, spot.look.length, 0)
+        size_class = self._admit(key, now, ref.snapshot.length, 0)
         if size_class < 0:
             return FULL
-        if self._chains.change(&spot.look, 0, key, 0, spot.look.payload, size_class):
+        if self._table.change(&ref.snapshot, 0, key, 0, ref.snapshot.payload, size_class):
             return DONE
-        self._chains.dismiss()
+        self._table.cancel_admit()
         return AGAIN
 
     cdef int _admit(self, Key* key, double now, int chain_length, int limits) except -2:
         """Make room for one more key; the class of its record, or -1."""
-        cdef int size_class = class_of(self._chains.header, key.size, limits)
+        cdef int size_class = size_class_of(self._table.header, key.size, limits)
         cdef int admitted
-        if chain_length >= LONGEST_CHAIN:
+        if chain_length >= MAX_CHAIN_LENGTH:
             return -1
-        admitted = self._chains.admit(size_class)
+        admitted = self._table.admit(size_class)
         if admitted < 0:
-            self._sweep(now, SWEEP_AT_THE_CAP)
-            admitted = self._chains.admit(size_class)
+            self._sweep(now, SWEEP_WHEN_FULL)
+            admitted = self._table.admit(size_class)
         return admitted
 
     cdef int _sweep(self, double now, int steps) except -1:
-        """Look at the next buckets and drop the keys that are idle."""
-        cdef Look look
-        cdef uint32_t gone
+        """Look at the next chains and drop the keys that are idle."""
+        cdef ChainSnapshot snapshot
+        cdef uint32_t removed
         cdef Record* record
         cdef int i
         while steps > 0:
             steps -= 1
-            self._chains.see(self._chains.next_bucket(), &look)
-            gone = 0
-            for i in range(look.length):
-                record = record_at(self._chains, look.units[i])
-                if record.limits == 0 and state_is_idle(&self._rules, payload_in(record), now):
-                    gone |= <uint32_t>1 << i
-            if gone != 0 and self._chains.is_current(&look):
-                # First, for who sees that the key is absent must see since when.
-                raise_double(&self._chains.counters.forgot_at, now)
-                self._chains.change(&look, gone, NULL, 0, NULL, -1)
+            self._table.snapshot_chain(self._table.next_chain(), &snapshot)
+            removed = 0
+            for i in range(snapshot.length):
+                record = record_at(self._table, snapshot.blocks[i])
+                if record.item_count == 0 and limit_set_is_idle(&self._limit_set, payload_in(record), now):
+                    removed |= <uint32_t>1 << i
+            if removed != 0 and self._table.is_current(&snapshot):
+                # First: a process that finds the key absent must see since when.
+                raise_double(&self._table.counters.last_eviction, now)
+                self._table.change(&snapshot, removed, NULL, 0, NULL, -1)
         return 0
 
-    cdef Decision _decision(self, Spot* spot, double now, double cost, double wait):
+    cdef Decision _decision(self, StateRef* ref, double now, double cost, double wait):
         cdef Decision decision
-        limits = self._own_limits(&spot.look) if spot.where == OVERRIDDEN else self._limits
-        decision = state_decision(spot.rules, spot.state, limits, now, cost, wait)
-        if spot.where == UNKNOWN:
+        limits = self._own_limits(&ref.snapshot) if ref.location == OVERRIDDEN else self._limits
+        decision = limit_set_decision(ref.limit_set, ref.state, limits, now, cost, wait)
+        if ref.location == MAYBE_EVICTED:
             decision.remaining = 0.0
         return decision
 
-    cdef tuple _own_limits(self, Look* look):
-        cdef double* numbers = look.payload + self._rules.words
+    cdef tuple _own_limits(self, ChainSnapshot* snapshot):
+        cdef double* numbers = snapshot.payload + self._limit_set.words
         limits = []
-        for _ in range(look.limits):
+        for _ in range(snapshot.item_count):
             limits.append(limit_of(numbers[0], numbers[1], numbers[2]))
             numbers += NUMBERS
         return tuple(limits)
 
-    cdef int _read_own_rules(self, Look* look, Rules* rules) except -1:
-        cdef double* numbers = look.payload + self._rules.words
-        cdef int algorithm = self._rules.rule[0].algorithm
+    cdef int _read_own_limit_set(self, ChainSnapshot* snapshot, LimitSet* limit_set) except -1:
+        cdef double* numbers = snapshot.payload + self._limit_set.words
+        cdef int algorithm = self._limit_set.params[0].algorithm
         cdef bint is_leaky = self._algorithm == "leaky_bucket"
         cdef int i
-        rules.count = look.limits
-        rules.words = rules.count * words_of(algorithm)
-        rules.most = INFINITY
-        for i in range(rules.count):
-            rules.rule[i] = rule_of(
-                algorithm, numbers[0], numbers[1], 1.0 if is_leaky else numbers[2], self._timing
+        limit_set.count = snapshot.item_count
+        limit_set.words = limit_set.count * words_of(algorithm)
+        limit_set.max_cost = INFINITY
+        for i in range(limit_set.count):
+            limit_set.params[i] = params_from_numbers(
+                algorithm, numbers[0], numbers[1], 1.0 if is_leaky else numbers[2], self._clock
             )
-            rules.most = smaller(rules.most, rules.rule[i].limit)
+            limit_set.max_cost = fast_min(limit_set.max_cost, limit_set.params[i].limit)
             numbers += NUMBERS
         return 0
 
-    cdef Outcome _set_override(self, Key* key, tuple limits, Rules* rules) except *:
-        cdef Spot spot
-        cdef double[PAYLOAD] payload
-        cdef double* numbers = payload + self._rules.words
-        cdef double* state = numbers + NUMBERS * rules.count
-        cdef double now = self._timing.now()
+    cdef Outcome _set_override(self, Key* key, tuple limits, LimitSet* limit_set) except *:
+        cdef StateRef ref
+        cdef double[MAX_PAYLOAD] payload
+        cdef double* numbers = payload + self._limit_set.words
+        cdef double* state = numbers + NUMBERS * limit_set.count
+        cdef double now = self._clock.now()
         cdef int i, size_class
         cdef bint is_new
-        self._find(key, &now, False, &spot)
-        if spot.where == OVERRIDDEN and self._own_limits(&spot.look) == limits:
+        self._find(key, &now, False, &ref)
+        if ref.location == OVERRIDDEN and self._own_limits(&ref.snapshot) == limits:
             return NO_CHANGE
-        for i in range(rules.count):
+        for i in range(limit_set.count):
             numbers[NUMBERS * i] = limits[i].amount
             numbers[NUMBERS * i + 1] = limits[i].per
             numbers[NUMBERS * i + 2] = limits[i].burst or 0.0
-        state_clear(rules, state)
-        if spot.where == UNKNOWN:
-            state_use_up(rules, state, now)
-        elif spot.where != BLANK:
-            state_carry(spot.rules, spot.state, rules, state, now)
-        if spot.where == OVERRIDDEN:
-            memcpy(payload, spot.look.payload, self._rules.words * sizeof(double))
+        limit_set_clear(limit_set, state)
+        if ref.location == MAYBE_EVICTED:
+            exhaust_state(limit_set, state, now)
+        elif ref.location != ABSENT:
+            migrate_state(ref.limit_set, ref.state, limit_set, state, now)
+        if ref.location == OVERRIDDEN:
+            memcpy(payload, ref.snapshot.payload, self._limit_set.words * sizeof(double))
         else:
-            state_clear(&self._rules, payload)
-            if spot.where == OWN or spot.where == SHARED:
-                state_carry(&self._rules, spot.state, &self._rules, payload, now)
-        is_new = spot.look.found < 0
+            limit_set_clear(&self._limit_set, payload)
+            if ref.location == IN_TABLE or ref.location == IN_OVERFLOW:
+                migrate_state(&self._limit_set, ref.state, &self._limit_set, payload, now)
+        is_new = ref.snapshot.found < 0
         if is_new:
-            size_class = self._admit(key, now, spot.look.length, rules.count)
+            size_class = self._admit(key, now, ref.snapshot.length, limit_set.count)
         else:
-            size_class = self._chains.room_for(class_of(self._chains.header, key.size, rules.count))
+            size_class = self._table.ensure_free(size_class_of(self._table.header, key.size, limit_set.count))
         if size_class < 0:
             return FULL
-        if self._chains.change(
-            &spot.look, 0 if is_new else <uint32_t>1 << spot.look.found, key, rules.count, payload, size_class
+        if self._table.change(
+            &ref.snapshot, 0 if is_new else <uint32_t>1 << ref.snapshot.found, key, limit_set.count, payload, size_class
         ):
             return DONE
         if is_new:
-            self._chains.dismiss()
+            self._table.cancel_admit()
         return AGAIN
 
     cdef Outcome _remove_override(self, Key* key) except *:
         """Bring what a key used, before and during its override, to the default limits."""
-        cdef Spot spot
+        cdef StateRef ref
         cdef double* before
-        cdef double now = self._timing.now()
-        cdef uint32_t gone
-        self._find(key, &now, False, &spot)
-        if spot.where != OVERRIDDEN:
+        cdef double now = self._clock.now()
+        cdef uint32_t removed
+        self._find(key, &now, False, &ref)
+        if ref.location != OVERRIDDEN:
             return DONE
-        before = spot.look.payload
-        gone = <uint32_t>1 << spot.look.found
-        state_carry(spot.rules, spot.state, &self._rules, before, now)
-        if not state_is_idle(&self._rules, before, now):
-            return DONE if self._chains.change(&spot.look, gone, key, 0, before, -1) else AGAIN
-        raise_double(&self._chains.counters.forgot_at, now)
-        return DONE if self._chains.change(&spot.look, gone, NULL, 0, NULL, -1) else AGAIN
+        before = ref.snapshot.payload
+        removed = <uint32_t>1 << ref.snapshot.found
+        migrate_state(ref.limit_set, ref.state, &self._limit_set, before, now)
+        if not limit_set_is_idle(&self._limit_set, before, now):
+            return DONE if self._table.change(&ref.snapshot, removed, key, 0, before, -1) else AGAIN
+        raise_double(&self._table.counters.last_eviction, now)
+        return DONE if self._table.change(&ref.snapshot, removed, NULL, 0, NULL, -1) else AGAIN

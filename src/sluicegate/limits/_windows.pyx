@@ -12,8 +12,8 @@ All three answer by one function, and differ in how they count (`_algorithms.pxd
 may weigh more than one; the sliding window takes whole weights only, for its log
 is bounded by the limit.
 
-Who waits stands in a line of which only the head asks; while it is not empty, calls
-that do not wait are refused, so nobody is overtaken.
+Callers that wait form a queue, and only its head asks; while it is not empty, calls
+that do not wait are refused, so no waiter is overtaken.
 """
 
 from collections import deque
@@ -22,52 +22,52 @@ from cpython.object cimport Py_SIZE
 from libc.math cimport INFINITY, floor
 
 from sluicegate.limits._algorithms cimport (
-    FIXED_WINDOW, Rule, SLIDING_COUNTER, SLIDING_WINDOW, WORDS, cell_clear, cell_free,
-    cell_idle_after, cell_used, cell_wait, counter_wait, fixed_wait, log_charge, log_prepare,
+    FIXED_WINDOW, Params, SLIDING_COUNTER, SLIDING_WINDOW, MAX_WORDS, state_clear, state_free,
+    state_idle_after, state_used, state_wait, counter_wait, fixed_wait, log_charge, log_prepare,
     log_wait, window_charge,
 )
 from sluicegate.limits._decision cimport Decision, decide
-from sluicegate._minmax cimport larger
-from sluicegate.limits._rules cimport make_rule
-from sluicegate.limits._limiter_clock cimport Timing
+from sluicegate._minmax cimport fast_max
+from sluicegate.limits._limit_set cimport make_params
+from sluicegate.limits._limiter_clock cimport LimiterClock
 
-from sluicegate._validate import positive, timeout_seconds
+from sluicegate._validate import check_positive, check_timeout
 from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import Limit
-from sluicegate.limits.waiting import Line, TaskSleeper, ThreadSleeper
+from sluicegate.limits.waiting import WaitQueue, TaskSleeper, ThreadSleeper
 
 __all__ = ["FixedWindow", "SlidingCounter", "SlidingWindow"]
 
 
 cdef class _Window:
-    cdef Timing _timing
-    cdef Rule _rule
-    cdef double[WORDS] _cell
+    cdef LimiterClock _clock
+    cdef Params _params
+    cdef double[MAX_WORDS] _state
     cdef object _limit
-    cdef object _line
-    cdef object _sleepers    # of the line: those who wait
+    cdef object _waiters
+    cdef object _sleepers    # of the queue: those that wait
     cdef object __weakref__
 
     def __cinit__(self, *_, **__):
-        self._timing = Timing(None)  # so that an object without __init__ is useless, not deadly
+        self._clock = LimiterClock(None)  # so that an object without __init__ is useless, not deadly
         self._sleepers = deque()
 
     cdef _set_up(self, int algorithm, limit, window, clock):
-        self._timing = Timing(clock)
-        self._limit = Limit(positive("limit", limit), positive("window", window))
-        self._rule = make_rule(algorithm, self._limit, self._timing)
+        self._clock = LimiterClock(clock)
+        self._limit = Limit(check_positive("limit", limit), check_positive("window", window))
+        self._params = make_params(algorithm, self._limit, self._clock)
         self._forget()
-        self._line = Line(self._timing)
-        self._sleepers = self._line.sleepers
+        self._waiters = WaitQueue(self._clock)
+        self._sleepers = self._waiters.sleepers
 
     def __dealloc__(self):
-        cell_free(self._rule.algorithm, self._cell)
+        state_free(self._params.algorithm, self._state)
 
     def check(self, double n=1.0):
         """Pass if it fits now, and tell all about it. `check(0)` only looks."""
         cdef double now, wait
         check_amount(self, n, n >= 0.0)
-        now = self._timing.now()
+        now = self._clock.now()
         if Py_SIZE(self._sleepers) and n > 0.0:
             wait = self._overtaking(now)
         else:
@@ -80,29 +80,29 @@ cdef class _Window:
         Raises `RateLimited` when it does not fit within `timeout` seconds: at
         once, where that is known at once.
         """
-        cdef double seconds = INFINITY if timeout is None else timeout_seconds(timeout)
+        cdef double seconds = INFINITY if timeout is None else check_timeout(timeout)
         if passes_now(self, n):
             return 0.0
-        sleeper = ThreadSleeper(self._timing.clock)
-        return sleeper.wait(self._queue(n, seconds, sleeper))
+        sleeper = ThreadSleeper(self._clock.source)
+        return sleeper.wait(self._wait_plan(n, seconds, sleeper))
 
     async def acquire_async(self, n=1.0, timeout=None):
-        """As `acquire`, for tasks. A cancelled one leaves the line."""
-        seconds = INFINITY if timeout is None else timeout_seconds(timeout)
+        """As `acquire`, for tasks. A cancelled one leaves the queue."""
+        seconds = INFINITY if timeout is None else check_timeout(timeout)
         if passes_now(self, n):
             return 0.0
-        sleeper = TaskSleeper(self._timing.clock)
-        return await sleeper.wait(self._queue(n, seconds, sleeper))
+        sleeper = TaskSleeper(self._clock.source)
+        return await sleeper.wait(self._wait_plan(n, seconds, sleeper))
 
     def reset(self):
         """Forget what was used."""
         self._forget()
-        self._line.wake_head()
+        self._waiters.wake_head()
 
     @property
     def available(self):
         """What could pass now."""
-        return self._decision(self._timing.now(), 0.0).remaining
+        return self._decision(self._clock.now(), 0.0).remaining
 
     @property
     def waiting(self):
@@ -111,12 +111,12 @@ cdef class _Window:
 
     @property
     def limit(self):
-        return self._rule.limit
+        return self._params.limit
 
     @property
     def window(self):
         """Seconds."""
-        return self._rule.span
+        return self._params.span
 
     def __enter__(self):
         self.acquire()
@@ -136,36 +136,36 @@ cdef class _Window:
         return f"{type(self).__name__}(limit={self.limit:g} per {self.window:g} s, available={self.available:g})"
 
     cdef void _forget(self) noexcept:
-        cell_free(self._rule.algorithm, self._cell)
-        cell_clear(self._rule.algorithm, self._cell)
+        state_free(self._params.algorithm, self._state)
+        state_clear(self._params.algorithm, self._state)
 
-    def _queue(self, double n, double timeout, sleeper):
+    def _wait_plan(self, double n, double timeout, sleeper):
         def attempt():
-            return take(self, self._timing.now(), n)
+            return take(self, self._clock.now(), n)
 
         def refuse():
-            now = self._timing.now()
-            wait = cell_wait(&self._rule, self._cell, now, n)
+            now = self._clock.now()
+            wait = state_wait(&self._params, self._state, now, n)
             return RateLimited(self._decision(now, wait if wait > 0.0 else self._overtaking(now)))
 
-        return self._line.queue(attempt, refuse, timeout, sleeper)
+        return self._waiters.wait(attempt, refuse, timeout, sleeper)
 
     cdef double _overtaking(self, double now) noexcept:
-        """About how long one waits who may not overtake those in line: till all that is used now is free."""
-        return larger(cell_idle_after(&self._rule, self._cell, now), self._timing.tick)
+        """About how long a caller waits that may not overtake the queue: till all that is used now is free."""
+        return fast_max(state_idle_after(&self._params, self._state, now), self._clock.epsilon)
 
     cdef Decision _decision(self, double now, double wait):
-        cdef double used = cell_used(&self._rule, self._cell, now)
+        cdef double used = state_used(&self._params, self._state, now)
         return decide(
-            wait == 0.0, self._limit, larger(self._rule.limit - used, 0.0), wait,
-            cell_idle_after(&self._rule, self._cell, now),
+            wait == 0.0, self._limit, fast_max(self._params.limit - used, 0.0), wait,
+            state_idle_after(&self._params, self._state, now),
         )
 
 
 cdef inline int check_amount(_Window self, double n, bint is_positive) except -1:
-    if not is_positive or not n <= self._rule.limit:
+    if not is_positive or not n <= self._params.limit:
         raise ValueError(f"n must be above 0 and at most the limit of {self.limit:g}, got {n!r}")
-    if self._rule.algorithm == SLIDING_WINDOW and n != floor(n):
+    if self._params.algorithm == SLIDING_WINDOW and n != floor(n):
         raise ValueError(f"n must be a whole number for SlidingWindow, got {n!r}")
     return 0
 
@@ -174,25 +174,25 @@ cdef inline int check_amount(_Window self, double n, bint is_positive) except -1
 # method of a compiled class 10 ns slower than one of its own.
 cdef inline bint passes_now(_Window self, double n) except -1:
     check_amount(self, n, n > 0.0)
-    return Py_SIZE(self._sleepers) == 0 and take(self, self._timing.now(), n) == 0.0
+    return Py_SIZE(self._sleepers) == 0 and take(self, self._clock.now(), n) == 0.0
 
 
 cdef inline double take(_Window self, double now, double n) except -1.0:
     """Take `n` and return 0, or change nothing and return the seconds until they fit."""
     cdef double wait
-    if self._rule.algorithm == SLIDING_WINDOW:
-        wait = log_wait(&self._rule, self._cell, now, n)
+    if self._params.algorithm == SLIDING_WINDOW:
+        wait = log_wait(&self._params, self._state, now, n)
         if wait == 0.0 and n > 0.0:
-            if log_prepare(&self._rule, self._cell) < 0:
+            if log_prepare(&self._params, self._state) < 0:
                 raise MemoryError
-            log_charge(&self._rule, self._cell, now, n)
+            log_charge(&self._params, self._state, now, n)
     else:
-        if self._rule.algorithm == FIXED_WINDOW:
-            wait = fixed_wait(&self._rule, self._cell, now, n)
+        if self._params.algorithm == FIXED_WINDOW:
+            wait = fixed_wait(&self._params, self._state, now, n)
         else:
-            wait = counter_wait(&self._rule, self._cell, now, n)
+            wait = counter_wait(&self._params, self._state, now, n)
         if wait == 0.0 and n > 0.0:
-            window_charge(&self._rule, self._cell, now, n)
+            window_charge(&self._params, self._state, now, n)
     return wait
 
 

@@ -31,7 +31,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from sluicegate._validate import real, whole
+from sluicegate._validate import check_number, check_whole
 from sluicegate.clock import Clock, SystemClock
 from sluicegate.limits.concurrency import ConcurrencyLimit
 from sluicegate.limits.errors import RateLimited
@@ -132,9 +132,9 @@ class AdaptiveConcurrency:
         queue: int = 0,
         clock: Clock | None = None,
     ) -> None:
-        whole("minimum", minimum, 1)
-        whole("maximum", maximum, minimum)
-        if not minimum <= whole("initial", initial, 1) <= maximum:
+        check_whole("minimum", minimum, 1)
+        check_whole("maximum", maximum, minimum)
+        if not minimum <= check_whole("initial", initial, 1) <= maximum:
             raise ValueError(f"initial must be from {minimum} to {maximum}, got {initial!r}")
         self._places = ConcurrencyLimit(initial, queue=queue)
         self._gradient = Gradient(initial, minimum, maximum)
@@ -158,7 +158,7 @@ class AdaptiveConcurrency:
 
     def record(self, seconds: float) -> None:
         """Learn from a call that was timed elsewhere."""
-        took = real("seconds", seconds)
+        took = check_number("seconds", seconds)
         if not 0.0 <= took < math.inf:
             raise ValueError(f"seconds must be a finite number, 0 or more, got {seconds!r}")
         with self._lock:

@@ -12,10 +12,10 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from sluicegate._validate import timeout_seconds, whole
+from sluicegate._validate import check_timeout, check_whole
 from sluicegate.limits._decision import Decision
 from sluicegate.limits.errors import RateLimited
-from sluicegate.limits.waiting import Nap, Plan, Sleeper, TaskSleeper, ThreadSleeper
+from sluicegate.limits.waiting import Nap, Sleeper, TaskSleeper, ThreadSleeper, WaitPlan
 
 __all__ = ["ConcurrencyLimit"]
 
@@ -36,8 +36,8 @@ class ConcurrencyLimit:
     """
 
     def __init__(self, limit: int, *, queue: int = 0) -> None:
-        self._limit = whole("limit", limit, 1)
-        self._queue = whole("queue", queue, 0)
+        self._limit = check_whole("limit", limit, 1)
+        self._queue = check_whole("queue", queue, 0)
         self._in_use = 0
         self._waiters: deque[_Waiter] = deque()
         self._lock = threading.RLock()
@@ -49,7 +49,7 @@ class ConcurrencyLimit:
 
     def acquire(self, timeout: float | None = None) -> float:
         """Wait for a place; return the seconds waited. `RateLimited` past the time-out."""
-        seconds = timeout_seconds(timeout)
+        seconds = check_timeout(timeout)
         if self.try_acquire():
             return 0.0
         sleeper = ThreadSleeper(None)
@@ -57,7 +57,7 @@ class ConcurrencyLimit:
 
     async def acquire_async(self, timeout: float | None = None) -> float:
         """As `acquire`, for tasks. A cancelled one leaves the queue."""
-        seconds = timeout_seconds(timeout)
+        seconds = check_timeout(timeout)
         if self.try_acquire():
             return 0.0
         sleeper = TaskSleeper(None)
@@ -79,7 +79,7 @@ class ConcurrencyLimit:
     @limit.setter
     def limit(self, limit: int) -> None:
         with self._lock:
-            self._limit = whole("limit", limit, 1)
+            self._limit = check_whole("limit", limit, 1)
             self._hand_on()
 
     @property
@@ -142,7 +142,7 @@ class ConcurrencyLimit:
                 waiter.has_place = False
                 self._in_use -= 1
 
-    def _wait(self, timeout: float, sleeper: Sleeper) -> Plan:
+    def _wait(self, timeout: float, sleeper: Sleeper) -> WaitPlan:
         start = time.monotonic()
         waiter = _Waiter(sleeper)
         try:
@@ -158,7 +158,7 @@ class ConcurrencyLimit:
                 left = start + timeout - time.monotonic()
                 if left <= 0.0:
                     raise RateLimited(Decision(False))
-                yield Nap(left, in_line=True)
+                yield Nap(left, in_queue=True)
         except BaseException:
             self._leave(waiter)
             raise

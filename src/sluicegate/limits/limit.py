@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sluicegate._validate import positive
+from sluicegate._validate import check_positive
 
 __all__ = ["Key", "Limit", "LimitLike", "as_limits", "parse_limits"]
 
@@ -55,7 +55,7 @@ class Limit:
 
     def __post_init__(self) -> None:
         for name in ("amount", "per") if self.burst is None else ("amount", "per", "burst"):
-            object.__setattr__(self, name, positive(name, getattr(self, name)))
+            object.__setattr__(self, name, check_positive(name, getattr(self, name)))
 
     @property
     def rate(self) -> float:

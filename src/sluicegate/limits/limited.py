@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from sluicegate._validate import timeout_seconds
+from sluicegate._validate import check_timeout
 from sluicegate.clock import Clock
 from sluicegate.limits._keyed import Keyed
 from sluicegate.limits.errors import RateLimited
@@ -138,7 +138,7 @@ def limited(
     """
     if key is not None and not callable(key):
         raise TypeError(f"key must be a function of the arguments, got {key!r}")
-    timeout_seconds(timeout)
+    check_timeout(timeout)
     if not isinstance(limit, Keyed):
         limit = Keyed(limit, algorithm=algorithm, clock=clock)
     elif algorithm != "token_bucket" or clock is not None:

@@ -1,17 +1,17 @@
-"""How callers wait: in order, in threads and in tasks, until their time or their turn.
+"""How callers wait in `acquire`: in order, in threads and in tasks.
 
 A wait is a *plan*: a generator that yields the next `Nap` and returns the seconds it
 took. It touches no timer. `ThreadSleeper.wait` drives a plan from a thread,
 `TaskSleeper.wait` from a task; both close it when they are interrupted or cancelled,
-and the plan then gives back what it held. Two kinds of plan are made here:
+and the plan then gives back what it reserved. Two kinds of plan are made here:
 
 - `Schedule`, for limiters that can say at once *when* a caller may go. Each holds
-  a place with its time; when somebody leaves, those behind him move up.
-- `Line`, for limiters whose answer depends on what happens until then. Only the
+  a place with its time; when a caller leaves, those behind it move forward.
+- `WaitQueue`, for limiters whose answer depends on what happens until then. Only the
   one at the head asks.
 
-Both are first come, first served, and in both only the head has an alarm set: who
-goes or leaves wakes the one behind him. So a thousand who are cancelled together
+Both are first come, first served, and in both only the head has a timer: a waiter
+that goes or leaves wakes the one behind it. So a thousand who are cancelled together
 cost a thousand wake-ups, not a million. The locks guard the lists and the numbers
 that must change with them: nobody sleeps inside one, and a call that need not wait
 never comes here. They are re-entrant, for a finalizer or a signal handler may use the
@@ -27,27 +27,36 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from sluicegate.clock import Clock
 
-__all__ = ["Line", "Lines", "Nap", "Plan", "Schedule", "Sleeper", "TaskSleeper", "ThreadSleeper"]
+__all__ = [
+    "Nap",
+    "Schedule",
+    "Sleeper",
+    "TaskSleeper",
+    "ThreadSleeper",
+    "WaitPlan",
+    "WaitQueue",
+    "WaitQueues",
+]
 
-_DAY = 86400.0  # longer sleeps overflow the system's timers; a plan asks again anyway
-_GLANCE = 0.005  # seconds between two looks at a clock that cannot wake us
+_MAX_SLEEP = 86400.0  # longer sleeps overflow the system's timers; a plan asks again anyway
+_POLL_SECONDS = 0.005  # seconds between two looks at a clock that cannot wake us
 
 
 class Nap(NamedTuple):
-    """Sleep this long, or until woken. `in_line`: it is others who move on, not the time."""
+    """Sleep this long, or until woken. `in_queue`: it is others who move on, not the time."""
 
     seconds: float
-    in_line: bool = False
+    in_queue: bool = False
 
 
-Plan = Generator[Nap, None, float]
+WaitPlan = Generator[Nap, None, float]
 
 
 class Sleeper(Protocol):
-    """One who waits, and can be woken from any thread, also before he has fallen asleep."""
+    """A waiter that can be woken from any thread, also before it has fallen asleep."""
 
     def wake(self) -> bool:
-        """Wake him; False when there is nobody any more who could wake up."""
+        """Wake it; False when its event loop is closed and it cannot wake up."""
 
 
 class ThreadSleeper:
@@ -64,7 +73,7 @@ class ThreadSleeper:
         self._woken.set()
         return True
 
-    def wait(self, plan: Plan) -> float:
+    def wait(self, plan: WaitPlan) -> float:
         try:
             while True:
                 self._sleep(next(plan))
@@ -74,11 +83,11 @@ class ThreadSleeper:
             plan.close()
 
     def _sleep(self, nap: Nap) -> None:
-        if self._clock is None or nap == Nap(math.inf, in_line=True):
-            self._woken.wait(None if nap.seconds == math.inf else min(nap.seconds, _DAY))
-        elif nap.in_line:
+        if self._clock is None or nap == Nap(math.inf, in_queue=True):
+            self._woken.wait(None if nap.seconds == math.inf else min(nap.seconds, _MAX_SLEEP))
+        elif nap.in_queue:
             end = self._clock.now() + nap.seconds
-            while not self._woken.wait(_GLANCE) and self._clock.now() < end:
+            while not self._woken.wait(_POLL_SECONDS) and self._clock.now() < end:
                 pass
         elif not self._woken.is_set():
             self._clock.sleep(_at_least_a_step(self._clock, nap.seconds))
@@ -92,7 +101,7 @@ class TaskSleeper:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._woken = self._loop.create_future()
-        self._napping: asyncio.Task[Any] | None = None
+        self._sleeping_task: asyncio.Task[Any] | None = None
 
     def wake(self) -> bool:
         try:
@@ -103,11 +112,11 @@ class TaskSleeper:
 
     def _wake(self) -> None:
         _finish(self._woken)
-        if self._napping is not None:
-            self._napping.cancel()
-            self._napping = None
+        if self._sleeping_task is not None:
+            self._sleeping_task.cancel()
+            self._sleeping_task = None
 
-    async def wait(self, plan: Plan) -> float:
+    async def wait(self, plan: WaitPlan) -> float:
         try:
             while True:
                 await self._sleep(next(plan))
@@ -120,7 +129,7 @@ class TaskSleeper:
         if nap.seconds == math.inf:
             await self._woken
         elif self._clock is not None:
-            await self._nap(self._clock, nap.seconds)
+            await self._sleep_on(self._clock, nap.seconds)
         else:
             alarm = self._loop.call_later(nap.seconds, _finish, self._woken)
             try:
@@ -130,20 +139,20 @@ class TaskSleeper:
         if self._woken.done():
             self._woken = self._loop.create_future()
 
-    async def _nap(self, clock: Clock, seconds: float) -> None:
+    async def _sleep_on(self, clock: Clock, seconds: float) -> None:
         """Sleep on a clock that cannot be woken: interrupt it, as asyncio.timeout does."""
         task = asyncio.current_task()
         if self._woken.done() or task is None:
             return
         cancelled_before = task.cancelling()
-        self._napping = task
+        self._sleeping_task = task
         try:
             await clock.sleep_async(_at_least_a_step(clock, seconds))
         except asyncio.CancelledError:
             if not self._woken.done() or task.uncancel() > cancelled_before:
                 raise
         finally:
-            self._napping = None
+            self._sleeping_task = None
 
 
 def _finish(future: asyncio.Future[None]) -> None:
@@ -156,63 +165,63 @@ def _at_least_a_step(clock: Clock, seconds: float) -> float:
     return max(seconds, 2 * math.ulp(clock.now()))
 
 
-Held = TypeVar("Held")
+Reserved = TypeVar("Reserved")
 
 
-class _Place(Generic[Held]):
+class _Place(Generic[Reserved]):
     """A place in a schedule, linked to its neighbours.
 
     `ready` is in the schedule's own reckoning: less the `shift` of everyone up to
     this place, it is the time when the place is the caller's.
     """
 
-    __slots__ = ("after", "before", "held", "is_linked", "ready", "shift", "sleeper")
+    __slots__ = ("after", "before", "is_linked", "ready", "reserved", "shift", "sleeper")
 
-    def __init__(self, ready: float, held: Held, sleeper: Sleeper) -> None:
+    def __init__(self, ready: float, reserved: Reserved, sleeper: Sleeper) -> None:
         self.ready = ready
-        self.held = held
+        self.reserved = reserved
         self.sleeper = sleeper
         self.shift = 0.0
         self.is_linked = False
-        self.before: _Place[Held] | None = None
-        self.after: _Place[Held] | None = None
+        self.before: _Place[Reserved] | None = None
+        self.after: _Place[Reserved] | None = None
 
 
-class Schedule(Generic[Held]):
+class Schedule(Generic[Reserved]):
     """Callers who each hold a place, and a time when it is theirs.
 
     To move up all who are behind somebody, in one step whatever their number: the
     seconds are noted at the first of them, and added up as the head passes on.
-    `_moved` is what has been passed already, `_noted` all that stands in the list.
+    `_applied_shift` is what has been passed already, `_pending_shift` all that stands in the list.
     """
 
-    def __init__(self, now: Callable[[], float], tick: float) -> None:
+    def __init__(self, now: Callable[[], float], clock_epsilon: float) -> None:
         self._now = now
-        self._tick = tick
-        self._head: _Place[Held] | None = None
-        self._last: _Place[Held] | None = None
+        self._clock_epsilon = clock_epsilon
+        self._head: _Place[Reserved] | None = None
+        self._last: _Place[Reserved] | None = None
         self._count = 0
-        self._moved = 0.0
-        self._noted = 0.0
+        self._applied_shift = 0.0
+        self._pending_shift = 0.0
         self._fixed = -math.inf
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return self._count
 
-    def fix(self, reserve: Callable[[], tuple[float, Held]]) -> float:
-        """Reserve a place for a caller who keeps the time himself; it never moves again."""
+    def reserve_fixed(self, reserve: Callable[[], tuple[float, Reserved]]) -> float:
+        """Reserve a place for a caller that keeps the time itself; it never moves again."""
         with self._lock:
             ready, _ = reserve()
             self._fixed = ready
             return ready
 
-    def keep(
+    def wait(
         self,
-        reserve: Callable[[], tuple[float, Held]],
-        give_back: Callable[[Held], float],
+        reserve: Callable[[], tuple[float, Reserved]],
+        give_back: Callable[[Reserved], float],
         sleeper: Sleeper,
-    ) -> Plan:
+    ) -> WaitPlan:
         """Wait for a place.
 
         `reserve` takes it and returns when it is ready, with what it holds; or raises,
@@ -223,12 +232,12 @@ class Schedule(Generic[Held]):
         place = None
         try:
             with self._lock:
-                ready, held = reserve()
-                place = _Place(ready, held, sleeper)
+                ready, reserved = reserve()
+                place = _Place(ready, reserved, sleeper)
                 self._append(place)
             while place is not self._head:
-                yield Nap(math.inf, in_line=True)
-            while (delay := self._time_of_head() - self._now()) > self._tick:
+                yield Nap(math.inf, in_queue=True)
+            while (delay := self._time_of_head() - self._now()) > self._clock_epsilon:
                 yield Nap(delay)
         except BaseException:
             if place is not None:
@@ -239,40 +248,40 @@ class Schedule(Generic[Held]):
             self._wake_head()
         return max(self._now() - start, 0.0)
 
-    def move_up(self, change: Callable[[list[Held]], float]) -> None:
+    def move_forward(self, change: Callable[[list[Reserved]], float]) -> None:
         """`change` is told what those who wait hold, and returns by how much they move up."""
         with self._lock:
-            held = []
+            reserved = []
             place = self._head
             while place is not None:
-                held.append(place.held)
+                reserved.append(place.reserved)
                 place = place.after
-            self._shift_from(self._head, change(held))
+            self._shift_from(self._head, change(reserved))
             self._wake_head()
 
-    def _leave(self, place: _Place[Held], give_back: Callable[[Held], float]) -> None:
+    def _leave(self, place: _Place[Reserved], give_back: Callable[[Reserved], float]) -> None:
         with self._lock:
             if not place.is_linked:
                 return
             was_head, behind = place is self._head, place.after
-            may_move_up = not self._is_due(place) and not self._is_before_a_fixed_place(place)
+            may_move_up = not self._is_due(place) and not self._is_before_fixed_place(place)
             self._unlink(place)
             if may_move_up:
-                self._shift_from(behind, give_back(place.held))
+                self._shift_from(behind, give_back(place.reserved))
             if was_head:
                 self._wake_head()
 
-    def _is_due(self, place: _Place[Held]) -> bool:
-        """His time has come: what he held has been filled up again since, and is not given back."""
+    def _is_due(self, place: _Place[Reserved]) -> bool:
+        """The time of a place has come: what it reserved was refilled, and is not given back."""
         now = self._now()
         return self._time_of(self._head or place) <= now and self._time_of(place) <= now
 
-    def _is_before_a_fixed_place(self, place: _Place[Held]) -> bool:
+    def _is_before_fixed_place(self, place: _Place[Reserved]) -> bool:
         """One that cannot move up; to let others pass it would break the order."""
         return self._fixed > -math.inf and self._time_of(place) < self._fixed
 
-    def _append(self, place: _Place[Held]) -> None:
-        place.ready += self._moved + self._noted
+    def _append(self, place: _Place[Reserved]) -> None:
+        place.ready += self._applied_shift + self._pending_shift
         place.before = self._last
         if self._last is None:
             self._head = place
@@ -282,7 +291,7 @@ class Schedule(Generic[Held]):
         place.is_linked = True
         self._count += 1
 
-    def _unlink(self, place: _Place[Held]) -> None:
+    def _unlink(self, place: _Place[Reserved]) -> None:
         """Take a place out; what is noted there passes to the one behind, or is done with."""
         place.is_linked = False
         self._count -= 1
@@ -292,41 +301,41 @@ class Schedule(Generic[Held]):
             self._last = place.before
         if place.before is None:
             self._head = place.after
-            self._moved += place.shift
-            self._noted -= place.shift
+            self._applied_shift += place.shift
+            self._pending_shift -= place.shift
         else:
             place.before.after = place.after
             if place.after is not None:
                 place.after.shift += place.shift
             else:
-                self._noted -= place.shift
+                self._pending_shift -= place.shift
         if self._head is None:
-            self._moved = self._noted = 0.0
+            self._applied_shift = self._pending_shift = 0.0
 
     def _wake_head(self) -> None:
         while self._head is not None and not self._head.sleeper.wake():
             self._unlink(self._head)
 
-    def _shift_from(self, place: _Place[Held] | None, seconds: float) -> None:
+    def _shift_from(self, place: _Place[Reserved] | None, seconds: float) -> None:
         if place is not None:
             place.shift += seconds
-            self._noted += seconds
+            self._pending_shift += seconds
 
     def _time_of_head(self) -> float:
         with self._lock:
             return self._time_of(self._head) if self._head is not None else -math.inf
 
-    def _time_of(self, place: _Place[Held]) -> float:
-        moved = self._moved
-        one: _Place[Held] | None = place
+    def _time_of(self, place: _Place[Reserved]) -> float:
+        moved = self._applied_shift
+        one: _Place[Reserved] | None = place
         while one is not None:
             moved += one.shift
             one = one.before
         return place.ready - moved
 
 
-class Line:
-    """Callers in a line of which only the head asks."""
+class WaitQueue:
+    """Callers in a queue of which only the head asks."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -336,13 +345,13 @@ class Line:
     def __len__(self) -> int:
         return len(self.sleepers)
 
-    def queue(
+    def wait(
         self,
         attempt: Callable[[], float],
         refuse: Callable[[], Exception],
         timeout: float,
         sleeper: Sleeper,
-    ) -> Plan:
+    ) -> WaitPlan:
         """Wait until `attempt` succeeds.
 
         It takes what is wanted and returns 0.0, or returns the seconds after which it
@@ -362,12 +371,12 @@ class Line:
                 left = deadline - self._now()
                 if left <= 0.0 or (is_head and delay > left):
                     raise refuse()
-                yield Nap(min(delay, left), in_line=not is_head)
+                yield Nap(min(delay, left), in_queue=not is_head)
         finally:
             self._leave(sleeper)
 
     def wake_head(self) -> None:
-        """What the head waits for may have come early: let him ask again."""
+        """What the head waits for may have come early: let it ask again."""
         with self._lock:
             self._wake_head()
 
@@ -385,12 +394,12 @@ class Line:
             self.sleepers.popleft()
 
 
-class Lines:
-    """A line for each key that has somebody waiting, and none for the others."""
+class WaitQueues:
+    """A queue for each key that has somebody waiting, and none for the others."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._lines: dict[Any, Line] = {}
+        self._queues: dict[Any, WaitQueue] = {}
         self._callers: Counter[Any] = Counter()
         self._lock = threading.RLock()
 
@@ -398,31 +407,31 @@ class Lines:
         return self._callers.total()
 
     def __contains__(self, key: Any) -> bool:
-        return key in self._lines
+        return key in self._queues
 
-    def queue(
+    def wait(
         self,
         key: Any,
         attempt: Callable[[], float],
         refuse: Callable[[], Exception],
         timeout: float,
         sleeper: Sleeper,
-    ) -> Plan:
-        """As `Line.queue`, in the line of `key`."""
+    ) -> WaitPlan:
+        """As `WaitQueue.wait`, in the queue of `key`."""
         with self._lock:
-            line = self._lines.setdefault(key, Line(self._now))
+            queue = self._queues.setdefault(key, WaitQueue(self._now))
             self._callers[key] += 1
         try:
-            return (yield from line.queue(attempt, refuse, timeout, sleeper))
+            return (yield from queue.wait(attempt, refuse, timeout, sleeper))
         finally:
             with self._lock:
                 self._callers[key] -= 1
                 if not self._callers[key]:
-                    del self._lines[key], self._callers[key]
+                    del self._queues[key], self._callers[key]
 
     def wake_head(self, key: Any) -> None:
-        """As `Line.wake_head`."""
+        """As `WaitQueue.wake_head`."""
         with self._lock:
-            line = self._lines.get(key)
-        if line is not None:
-            line.wake_head()
+            queue = self._queues.get(key)
+        if queue is not None:
+            queue.wake_head()

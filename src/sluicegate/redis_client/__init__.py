@@ -1,4 +1,4 @@
-"""Where shared numbers live: a thin connection to Redis, for threads and for asyncio.
+"""A thin Redis client, for threads and for asyncio.
 
 `RedisPool` and `AsyncRedisPool` send packed commands and read the replies, each call
 before one deadline. Addresses, sentinels and clusters are read with redis-py, replies

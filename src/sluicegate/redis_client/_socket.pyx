@@ -1,5 +1,5 @@
 # cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic
-"""Commands out and replies in, in C: what a limiter does to a socket, and nothing else.
+"""Sending commands and receiving replies on a socket, in C.
 
 After each wait for Redis the processor's caches have been used by others, so every line of
 Python on this path costs several times what it costs in a loop.
@@ -16,7 +16,7 @@ from libc.string cimport memcmp
 
 from sluicegate._clock cimport monotonic
 
-__all__ = ["ask", "receive", "send"]
+__all__ = ["send_and_receive", "receive", "send"]
 
 cdef extern from "<sys/socket.h>" nogil:
     enum: MSG_NOSIGNAL
@@ -35,7 +35,7 @@ cdef enum:
     READ_AT_ONCE = 16384
 
 
-def ask(int fd, bytes payload, double deadline):
+def send_and_receive(int fd, bytes payload, double deadline):
     """Send a command; the reply 0 or 1 as an int, all else as the bytes that came first.
 
     Raises OSError, BlockingIOError or TimeoutError where the time is up. b"" is the end of

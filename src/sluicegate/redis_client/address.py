@@ -1,4 +1,4 @@
-"""Where Redis is, read from a URL.
+"""`parse_address`: the address of Redis, read from a URL.
 
     redis://[[user]:password@]host[:port][/db]      rediss:// the same over TLS
     unix://[[user]:password@]/path/to.sock[?db=0]
@@ -73,7 +73,7 @@ def parse_address(url: str) -> Address:
         service, question, query = service.partition("?")
         rest = slash + rest + question + query
         if not service:
-            raise ValueError("a sentinel URL names its service: redis+sentinel://host/service")
+            raise ValueError("sentinel URL must name a service: redis+sentinel://host/service")
     parsed = [
         _parse_one(f"{match['scheme']}://{match['login'] or ''}{host}{rest}") for host in hosts
     ]
@@ -85,7 +85,7 @@ def parse_address(url: str) -> Address:
         for one, host in zip(parsed, hosts, strict=True)
     )
     if kind == "cluster" and parsed[0].db:
-        raise ValueError(f"a Redis cluster has no database but 0, got {parsed[0].db}")
+        raise ValueError(f"database must be 0 for a Redis cluster, got {parsed[0].db}")
     login = _login(parsed[0])
     options = {"username": parsed[0].username, "password": parsed[0].password}
     tls = _tls_context(parsed[0]) if match["scheme"] == "rediss" else None
@@ -101,8 +101,8 @@ def _parse_one(url: str) -> Any:
         pool = redis.ConnectionPool.from_url(url)
     except ValueError:  # its message may have a piece of the password in it
         raise ValueError(
-            "the Redis URL cannot be read: is the port a number, and are / ? # in the password "
-            "written as %2F %3F %23?"
+            "invalid Redis URL: the port must be a number, and / ? # in the password must be "
+            "written as %2F %3F %23"
         ) from None
     options = pool.connection_kwargs
     try:
@@ -114,7 +114,7 @@ def _parse_one(url: str) -> Any:
             one.check_hostname = is_checked and one.cert_reqs != ssl.CERT_NONE
         return one
     except (TypeError, redis.RedisError) as error:
-        raise ValueError(f"the query of the Redis URL cannot be used: {error}") from None
+        raise ValueError(f"invalid query in the Redis URL: {error}") from None
 
 
 def _has_port(host: str) -> bool:

@@ -1,7 +1,7 @@
-"""One pipelined connection to Redis for an event loop; calls in flight share it.
+"""`AsyncConnection`: one pipelined connection to Redis, shared by all calls of an event loop.
 
 Commands of one pass of the loop go out in one write; replies come in the order of the
-commands. Whoever was cancelled leaves his place in that order, so nobody gets another's
+commands. A cancelled call keeps its place in that order, so no call gets another's
 reply. One timer watches the earliest deadline of all: per call it would cost more than
 the call. When the oldest call is late, all behind it are, and the connection is closed.
 Deadlines are in seconds of `time.monotonic()`.
@@ -17,9 +17,9 @@ from sluicegate.errors import ProtocolError, SluicegateError, Unavailable
 from sluicegate.redis_client.address import Endpoint
 from sluicegate.redis_client.resp import Replies
 
-__all__ = ["MOST_IN_FLIGHT", "AsyncConnection"]
+__all__ = ["MAX_IN_FLIGHT", "AsyncConnection"]
 
-MOST_IN_FLIGHT = 65_536
+MAX_IN_FLIGHT = 65_536
 
 
 class _Call:
@@ -51,31 +51,31 @@ class AsyncConnection(asyncio.Protocol):
         self._calls: deque[_Call] = deque()
         self._outgoing: list[bytes] = []
         self._transport: asyncio.Transport | None = None
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._lost: asyncio.Future[None] = self._loop.create_future()
 
     def exchange(self, payload: bytes, count: int, deadline: float) -> "asyncio.Future[list[Any]]":
         """Send packed commands; the future has their `count` replies."""
         answered: asyncio.Future[list[Any]] = self._loop.create_future()
-        if not self.is_open or len(self._calls) >= MOST_IN_FLIGHT:
-            why = f"{MOST_IN_FLIGHT} calls are in flight" if self.is_open else "it was closed"
-            answered.set_exception(Unavailable(f"no call to Redis at {self.endpoint}: {why}"))
+        if not self.is_open or len(self._calls) >= MAX_IN_FLIGHT:
+            why = f"{MAX_IN_FLIGHT} calls are in flight" if self.is_open else "connection closed"
+            answered.set_exception(Unavailable(f"cannot call Redis at {self.endpoint}: {why}"))
             return answered
         self._calls.append(_Call(count, deadline, answered))
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(payload)
-        if self._alarm is None or deadline < self._alarm_at:
-            self._set_alarm(deadline)
+        if self._timer is None or deadline < self._timer_at:
+            self._set_timer(deadline)
         return answered
 
     async def close(self) -> None:
-        self._break_off(Unavailable(f"the connection to Redis at {self.endpoint} was closed"))
+        self._fail_all(Unavailable(f"the connection to Redis at {self.endpoint} was closed"))
         if self._transport is not None:
             await self._lost
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: close our copy of the socket, and leave the parent's loop alone.
 
         Not by the transport, which would take the socket out of the epoll that the
@@ -101,15 +101,13 @@ class AsyncConnection(asyncio.Protocol):
                 if not call.answered.done():
                     call.answered.set_result(call.replies)
             if self._replies.has_more():
-                raise ProtocolError(
-                    f"Redis at {self.endpoint} sent more replies than there were commands"
-                )
+                raise ProtocolError(f"Redis at {self.endpoint} sent more replies than commands")
         except ProtocolError as error:
-            self._break_off(error)
+            self._fail_all(error)
 
     def connection_lost(self, error: Exception | None) -> None:
         why = error or "closed by the server"
-        self._break_off(Unavailable(f"the connection to Redis at {self.endpoint} broke: {why}"))
+        self._fail_all(Unavailable(f"lost the connection to Redis at {self.endpoint}: {why}"))
         if not self._lost.done():
             self._lost.set_result(None)
 
@@ -119,41 +117,41 @@ class AsyncConnection(asyncio.Protocol):
         if self.is_open and self._transport is not None:
             self._transport.write(payload)
 
-    def _set_alarm(self, deadline: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm_at = deadline
-        self._alarm = self._loop.call_later(max(deadline - monotonic(), 0.0), self._ring)
+    def _set_timer(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(max(deadline - monotonic(), 0.0), self._check_deadlines)
 
-    def _ring(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = None
+    def _check_deadlines(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
         now = monotonic()
-        late = Unavailable(f"Redis at {self.endpoint} did not answer in time")
+        late = Unavailable(f"timed out waiting for Redis at {self.endpoint}")
         # The loop itself may have been held up: then the answers are here and nobody has
         # looked yet. Let it look once before anyone is called late.
         if self._calls and self._calls[0].deadline <= now:
-            self._loop.call_soon(self._loop.call_soon, self._give_up, late)
+            self._loop.call_soon(self._loop.call_soon, self._fail_if_late, late)
             return
         for call in self._calls:
             if call.deadline <= now:
                 call.fail(late)
         waiting = [call.deadline for call in self._calls if not call.answered.done()]
         if waiting:
-            self._set_alarm(min(waiting))
+            self._set_timer(min(waiting))
 
-    def _give_up(self, late: Unavailable) -> None:
+    def _fail_if_late(self, late: Unavailable) -> None:
         if self._calls and self._calls[0].deadline <= monotonic():
-            self._break_off(late)
-        elif self._calls:  # whatever alarm was set meanwhile may be for a later one
-            self._ring()
+            self._fail_all(late)
+        elif self._calls:  # whatever timer was set meanwhile may be for a later one
+            self._check_deadlines()
 
-    def _break_off(self, error: SluicegateError) -> None:
+    def _fail_all(self, error: SluicegateError) -> None:
         self.is_open = False
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         while self._calls:
             self._calls.popleft().fail(error)
         if self._transport is not None:

@@ -1,7 +1,7 @@
 """`AsyncRedisPool`: commands to Redis from tasks, over one connection per event loop.
 
 (One for each server of a cluster.) Tasks that call at once share it, and those who come
-while it is being opened wait for that, each until his own deadline. What a loop that was
+while it is being opened wait for that, each until its own deadline. What a loop that was
 closed has left open is closed when another comes; after a fork the child has none.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from sluicegate.errors import ProtocolError, Unavailable
 from sluicegate.redis_client.address import Endpoint, parse_address
 from sluicegate.redis_client.async_connection import AsyncConnection
-from sluicegate.redis_client.pool import MOST_REDIRECTIONS
+from sluicegate.redis_client.pool import MAX_REDIRECTIONS
 from sluicegate.redis_client.resp import ErrorReply, pack
 from sluicegate.redis_client.topology import SocketAddress, Topology
 
@@ -39,8 +39,8 @@ class AsyncRedisPool:
         self._timeout = timeout
         self._loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
         self._orphans: list[_LoopConnections] = []
-        forget = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (found := forget()) and found())
+        after_fork = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (found := after_fork()) and found())
 
     @property
     def address(self) -> str:
@@ -62,11 +62,11 @@ class AsyncRedisPool:
         """As `RedisPool.exchange`."""
         topology = self._topology
         endpoint = topology.only or topology.endpoint(key) or await self._discover(key, deadline)
-        ask = b""
-        for _ in range(MOST_REDIRECTIONS):
-            if ask:
+        asking = b""
+        for _ in range(MAX_REDIRECTIONS):
+            if asking:
                 _, *replies = await self._exchange_with(
-                    endpoint, ask + payload, count + 1, deadline
+                    endpoint, asking + payload, count + 1, deadline
                 )
             else:
                 replies = await self._exchange_with(endpoint, payload, count, deadline)
@@ -74,12 +74,12 @@ class AsyncRedisPool:
             if not isinstance(first, ErrorReply) or first.code not in ("MOVED", "ASK"):
                 return replies
             endpoint = topology.redirect(key, first)
-            ask = pack("ASKING") if first.code == "ASK" else b""
+            asking = pack("ASKING") if first.code == "ASK" else b""
         return replies
 
     async def close(self) -> None:
         """Close what the running loop has open. Other loops close their own; a call opens anew."""
-        self._bury_closed_loops()
+        self._drop_closed_loops()
         here = self._loops.pop(asyncio.get_running_loop(), None)
         if here is None:
             return
@@ -108,10 +108,10 @@ class AsyncRedisPool:
                 connection = await self._opened(self._here(), endpoint, deadline)
                 replies = await connection.exchange(payload, count, deadline)
         except (Unavailable, ProtocolError):
-            self._topology.doubt()
+            self._topology.invalidate()
             raise
         if isinstance(replies[0], ErrorReply) and replies[0].is_of_replica:
-            self._topology.doubt()
+            self._topology.invalidate()
             await connection.close()
         return replies
 
@@ -133,9 +133,9 @@ class AsyncRedisPool:
             async with asyncio.timeout(max(deadline - monotonic(), 0.0)):
                 await opened
         except TimeoutError:
-            raise Unavailable(f"no connection to Redis at {endpoint} in time") from None
+            raise Unavailable(f"timed out connecting to Redis at {endpoint}") from None
         if task.cancelled():
-            raise Unavailable("this pool of connections to Redis was closed")
+            raise Unavailable("the Redis connection pool is closed")
         return task.result()
 
     async def _open(
@@ -143,7 +143,7 @@ class AsyncRedisPool:
     ) -> AsyncConnection:
         sockets = self._topology.sockets(endpoint)
         if sockets is None:
-            sockets = await self._topology.name(endpoint).wait_async(deadline - monotonic())
+            sockets = await self._topology.resolution(endpoint).wait_async(deadline - monotonic())
         reason: Exception | None = None
         for index, one in enumerate(sockets):
             # A host with several addresses may have one that swallows all: each has its part.
@@ -153,8 +153,8 @@ class AsyncRedisPool:
                     return await self._open_one(here, endpoint, one, deadline)
             except OSError as error:  # TimeoutError is one
                 reason = error
-        why = str(reason) or "there was no time left"
-        raise Unavailable(f"no connection to Redis at {endpoint}: {why}") from reason
+        why = str(reason) or "timed out"
+        raise Unavailable(f"cannot connect to Redis at {endpoint}: {why}") from reason
 
     async def _open_one(
         self, here: _LoopConnections, endpoint: Endpoint, one: SocketAddress, deadline: float
@@ -198,31 +198,33 @@ class AsyncRedisPool:
                 raise
         endpoint = self._topology.last_known(key)
         if endpoint is None:
-            raise Unavailable(f"no server of the cluster {self._topology.address} has this slot")
+            raise Unavailable(
+                f"no server of the cluster {self._topology.address} owns the slot of this key"
+            )
         return endpoint
 
     def _here(self) -> _LoopConnections:
         loop = asyncio.get_running_loop()
         here = self._loops.get(loop)
         if here is None:
-            self._bury_closed_loops()
+            self._drop_closed_loops()
             here = self._loops[loop] = _LoopConnections()
         return here
 
-    def _bury_closed_loops(self) -> None:
+    def _drop_closed_loops(self) -> None:
         """A loop that was closed over its connections cannot close them any more."""
         for loop in [one for one in self._loops if one.is_closed()]:
             for connection in self._loops.pop(loop).open.values():
-                connection.forget()
+                connection.abandon()
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         # Kept, for their transports must not be collected: that warns of an unclosed one.
         self._orphans += self._loops.values()
         for here in self._orphans:
             for connection in here.open.values():
-                connection.forget()
+                connection.abandon()
         self._loops.clear()
-        self._topology.forget()
+        self._topology.after_fork()
 
     def __repr__(self) -> str:
         return f"AsyncRedisPool({str(self._topology.address)!r})"

@@ -1,4 +1,4 @@
-"""One socket to Redis, for one thread at a time, on which no call outlives its deadline.
+"""`Connection`: one socket to Redis, for one thread at a time; no call outlives its deadline.
 
 The system keeps the time (SO_RCVTIMEO, SO_SNDTIMEO), so a call is one `send` and one
 `recv` and no `poll` between them; Python's own time-outs would be half as many calls
@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from sluicegate.errors import ProtocolError, Unavailable
-from sluicegate.redis_client._socket import ask, receive, send
+from sluicegate.redis_client._socket import receive, send, send_and_receive
 from sluicegate.redis_client.address import Address, Endpoint
 from sluicegate.redis_client.resp import ErrorReply, Replies
 from sluicegate.redis_client.topology import SocketAddress
@@ -71,14 +71,14 @@ class Connection:
             self.close()
             raise
 
-    def ask(self, command: bytes, deadline: float) -> Any:
-        """`exchange` for one short command, and for the figures."""
+    def exchange_one(self, command: bytes, deadline: float) -> Any:
+        """As `exchange`, for one short command, and faster."""
         if self._fd < 0:
             return self.exchange(command, 1, deadline)[0]
         try:
             if abs(deadline - monotonic() - self._timeout) > _CLOSE_ENOUGH:
                 self._set_timeout(deadline)
-            reply = ask(self._fd, command, deadline)
+            reply = send_and_receive(self._fd, command, deadline)
             return reply if isinstance(reply, int) else self._read(reply, 1, deadline)[0]
         except OSError as error:
             raise self._broken(error) from error
@@ -89,8 +89,8 @@ class Connection:
     def _broken(self, error: OSError) -> Unavailable:
         self.close()
         if isinstance(error, _LATE):
-            return Unavailable(f"Redis at {self.endpoint} did not answer in time")
-        return Unavailable(f"the connection to Redis at {self.endpoint} broke: {error}")
+            return Unavailable(f"timed out waiting for Redis at {self.endpoint}")
+        return Unavailable(f"lost the connection to Redis at {self.endpoint}: {error}")
 
     def _read(self, data: bytes, count: int, deadline: float) -> list[Any]:
         replies: list[Any] = []
@@ -103,9 +103,7 @@ class Connection:
                 break
             data = self._receive(deadline)
         if self._replies.has_more():
-            raise ProtocolError(
-                f"Redis at {self.endpoint} sent more replies than there were commands"
-            )
+            raise ProtocolError(f"Redis at {self.endpoint} sent more replies than commands")
         return replies
 
     def _receive(self, deadline: float) -> bytes:
@@ -160,6 +158,4 @@ def _connect(
             raise
         else:
             return one
-    raise Unavailable(
-        f"no connection to Redis at {endpoint}: {reason or 'there was no time left'}"
-    ) from reason
+    raise Unavailable(f"cannot connect to Redis at {endpoint}: {reason or 'timed out'}") from reason

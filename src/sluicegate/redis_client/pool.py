@@ -1,7 +1,7 @@
 """`RedisPool`: commands to Redis from any thread, each call before one deadline.
 
 A thread takes an idle connection or opens one, and puts it back; there are as many as
-threads that call at once, and at most `MOST_IDLE` are kept. A connection that the server
+threads that call at once, and at most `MAX_IDLE` are kept. A connection that the server
 closed while it was idle is replaced within the call: a command whose reply was lost that
 way may have been carried out, and is then carried out again. For a limiter that is the
 strict side.
@@ -23,8 +23,8 @@ from sluicegate.redis_client.topology import Topology
 
 __all__ = ["RedisPool"]
 
-MOST_IDLE = 64  # for each server
-MOST_REDIRECTIONS = 3
+MAX_IDLE = 64  # for each server
+MAX_REDIRECTIONS = 3
 
 
 class RedisPool:
@@ -36,8 +36,8 @@ class RedisPool:
         self._ready: deque[Connection] = deque()
         self._idle = {self._topology.only: self._ready}  # by endpoint
         self._is_closed = False
-        forget = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (found := forget()) and found())
+        after_fork = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (found := after_fork()) and found())
 
     @property
     def address(self) -> str:
@@ -60,7 +60,7 @@ class RedisPool:
             raise reply
         return reply
 
-    def ask(self, command: bytes, deadline: float) -> Any:
+    def send_command(self, command: bytes, deadline: float) -> Any:
         """The reply to one short command: `exchange` by the shortest way there is.
 
         Not for clusters, where a command goes to the server of its key.
@@ -70,7 +70,7 @@ class RedisPool:
         except IndexError:
             return self.exchange(b"", command, 1, deadline)[0]
         try:
-            reply = connection.ask(command, deadline)
+            reply = connection.exchange_one(command, deadline)
         except Unavailable as error:
             if not isinstance(error.__cause__, ConnectionError):
                 self._fail()
@@ -81,8 +81,8 @@ class RedisPool:
             raise
         if isinstance(reply, ErrorReply) and reply.is_of_replica:
             connection.close()
-            self._topology.doubt()
-        elif len(self._ready) < MOST_IDLE and not self._is_closed:
+            self._topology.invalidate()
+        elif len(self._ready) < MAX_IDLE and not self._is_closed:
             self._ready.append(connection)
         else:
             connection.close()
@@ -95,17 +95,17 @@ class RedisPool:
         """
         topology = self._topology
         endpoint = topology.only or topology.endpoint(key) or self._discover(key, deadline)
-        ask = b""
-        for _ in range(MOST_REDIRECTIONS):
-            if ask:
-                _, *replies = self._exchange_with(endpoint, ask + payload, count + 1, deadline)
+        asking = b""
+        for _ in range(MAX_REDIRECTIONS):
+            if asking:
+                _, *replies = self._exchange_with(endpoint, asking + payload, count + 1, deadline)
             else:
                 replies = self._exchange_with(endpoint, payload, count, deadline)
             first = replies[0]
             if not isinstance(first, ErrorReply) or first.code not in ("MOVED", "ASK"):
                 return replies
             endpoint = topology.redirect(key, first)
-            ask = pack("ASKING") if first.code == "ASK" else b""
+            asking = pack("ASKING") if first.code == "ASK" else b""
         return replies
 
     def close(self) -> None:
@@ -138,8 +138,8 @@ class RedisPool:
         if isinstance(replies[0], ErrorReply) and replies[0].is_of_replica:
             # A failover made this one a replica; its name may lead elsewhere now.
             connection.close()
-            self._topology.doubt()
-        elif len(idle) < MOST_IDLE and not self._is_closed:
+            self._topology.invalidate()
+        elif len(idle) < MAX_IDLE and not self._is_closed:
             idle.append(connection)
         else:
             connection.close()
@@ -147,10 +147,10 @@ class RedisPool:
 
     def _open(self, endpoint: Endpoint, deadline: float) -> Connection:
         if self._is_closed:
-            raise Unavailable("this pool of connections to Redis was closed")
+            raise Unavailable("the Redis connection pool is closed")
         sockets = self._topology.sockets(endpoint)
         if sockets is None:
-            sockets = self._topology.name(endpoint).wait(deadline - monotonic())
+            sockets = self._topology.resolution(endpoint).wait(deadline - monotonic())
         return Connection(self._topology.address, endpoint, sockets, deadline)
 
     def _discover(self, key: bytes, deadline: float) -> Endpoint:
@@ -161,11 +161,13 @@ class RedisPool:
                 raise
         endpoint = self._topology.last_known(key)
         if endpoint is None:
-            raise Unavailable(f"no server of the cluster {self._topology.address} has this slot")
+            raise Unavailable(
+                f"no server of the cluster {self._topology.address} owns the slot of this key"
+            )
         return endpoint
 
     def _fail(self) -> None:
-        self._topology.doubt()
+        self._topology.invalidate()
         self._close_idle()
 
     def _close_idle(self) -> None:
@@ -176,9 +178,9 @@ class RedisPool:
                 except IndexError:  # another thread took the last one
                     break
 
-    def _forget(self) -> None:
+    def _after_fork(self) -> None:
         self._close_idle()
-        self._topology.forget()
+        self._topology.after_fork()
 
     def __repr__(self) -> str:
         return f"RedisPool({str(self._topology.address)!r}, idle={self.idle})"

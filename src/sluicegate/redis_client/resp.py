@@ -1,8 +1,8 @@
-"""RESP, the protocol of Redis: commands packed, replies read by hiredis and bounded.
+"""RESP, the protocol of Redis: packs commands, and reads bounded replies with hiredis.
 
 `Replies` is fed what comes from one socket and gives whole replies. A reply that Redis
 sends as an error is a value, an `ErrorReply`, for in a pipeline it concerns its own
-command alone. Bytes that are no RESP, and replies of more than `MOST_BYTES`, raise
+command alone. Bytes that are no RESP, and replies of more than `MAX_REPLY_BYTES`, raise
 `ProtocolError`; nothing of that connection can be trusted afterwards.
 """
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from sluicegate.errors import ProtocolError, Unavailable
 
-__all__ = ["MOST_BYTES", "ErrorReply", "Replies", "load", "pack"]
+__all__ = ["MAX_REPLY_BYTES", "ErrorReply", "Replies", "load", "pack"]
 
-MOST_BYTES = 16 * 1024 * 1024
+MAX_REPLY_BYTES = 16 * 1024 * 1024
 
 
 class ErrorReply(Unavailable):
     """Redis answered with an error; `code` is its first word, such as LOADING or MOVED."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"Redis answered: {message}")
+        super().__init__(f"Redis error: {message}")
         self.message = message
         self.code = message.partition(" ")[0]
 
@@ -36,8 +36,8 @@ def load(name: str) -> ModuleType:
         return __import__(name)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"to use Redis, sluicegate needs the packages redis and hiredis, and {error.name!r} "
-            "is missing: pip install redis hiredis"
+            f"Redis support needs the packages redis and hiredis, but {error.name!r} is missing: "
+            "pip install redis hiredis"
         ) from None
 
 
@@ -76,15 +76,17 @@ class Replies:
             try:
                 reply = self._reader.gets()
             except MemoryError:  # a list that is announced to be longer than could ever come
-                raise ProtocolError("a reply of Redis announces more than fits in memory") from None
+                raise ProtocolError(
+                    "invalid reply from Redis: it announces more than fits in memory"
+                ) from None
             except (TypeError, ValueError, OverflowError) as error:  # a list as a key, say
-                raise ProtocolError(f"a reply of Redis makes no sense: {error}") from None
+                raise ProtocolError(f"invalid reply from Redis: {error}") from None
             if reply is self._nothing:
                 break
             replies.append(reply)
             self._fed = 0
-        if self._fed > MOST_BYTES:
-            raise ProtocolError(f"a reply of Redis is larger than {MOST_BYTES} bytes")
+        if self._fed > MAX_REPLY_BYTES:
+            raise ProtocolError(f"invalid reply from Redis: larger than {MAX_REPLY_BYTES} bytes")
         return replies
 
     def has_more(self) -> bool:

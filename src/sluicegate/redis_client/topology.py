@@ -1,10 +1,11 @@
-"""Which server holds a key, and the socket addresses of a server.
+"""`Topology`: which server holds a key, and the socket addresses of a server.
 
 One Redis is one endpoint for all keys. Behind sentinels it is the master of the service,
-asked for when the one that was known fails. In a cluster each of 16,384 slots has an
+queries for when the one that was known fails. In a cluster each of 16,384 slots has an
 endpoint; the map is read once, mended by each MOVED, and read again after a failure.
 All of it is told without waiting (`endpoint`, `sockets`) where it is known, and else is
-a `Lookup` that the caller waits for as long as he has. redis-py does the asking.
+a `BackgroundLookup` that the caller waits for, up to its deadline. redis-py
+sends the queries.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from typing import Any
 
 from sluicegate.errors import ProtocolError
 from sluicegate.redis_client.address import Address, Endpoint
-from sluicegate.redis_client.background_lookup import Lookup
+from sluicegate.redis_client.background_lookup import BackgroundLookup
 from sluicegate.redis_client.resp import ErrorReply, load
 
 __all__ = ["SocketAddress", "Topology"]
@@ -31,15 +32,17 @@ class Topology:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._names: dict[Endpoint, Lookup[list[SocketAddress]]] = {}
+        self._names: dict[Endpoint, BackgroundLookup[list[SocketAddress]]] = {}
         self._resolved: dict[Endpoint, list[SocketAddress]] = {}
         self._by_slot: list[Endpoint | None] = []
         self.only = None if address.kind else address.endpoints[0]  # where nothing can change
         self._single = self.only
-        self._is_doubted = False
-        asked = {"sentinel": self._ask_sentinels, "cluster": self._ask_cluster}
+        self._is_stale = False
+        queries = {"sentinel": self._query_sentinels, "cluster": self._query_cluster}
         if address.kind:
-            self.discovery = Lookup(f"the {address.kind} {address}", asked[address.kind])
+            self.discovery = BackgroundLookup(
+                f"the {address.kind} {address}", queries[address.kind]
+            )
 
     @property
     def is_cluster(self) -> bool:
@@ -47,7 +50,7 @@ class Topology:
 
     def endpoint(self, key: bytes) -> Endpoint | None:
         """Where `key` lives; None when `discovery` must be waited for first."""
-        return None if self._is_doubted else self.last_known(key)
+        return None if self._is_stale else self.last_known(key)
 
     def last_known(self, key: bytes) -> Endpoint | None:
         """For when discovery fails too: better an old address than none."""
@@ -55,23 +58,25 @@ class Topology:
             return self._single
         return self._by_slot[slot_of(key)] if self._by_slot else None
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """A server failed: it may have moved, or another may have taken its place."""
-        self._is_doubted = bool(self.address.kind)
+        self._is_stale = bool(self.address.kind)
         self._resolved.clear()
 
     def redirect(self, key: bytes, reply: ErrorReply) -> Endpoint:
         """Where MOVED or ASK sends us; MOVED is remembered for the slot."""
         host, colon, port = reply.message.rpartition(" ")[2].rpartition(":")
         if not (colon and port.isdecimal() and 0 < int(port[:6]) < 65_536):
-            raise ProtocolError(f"Redis sent us elsewhere, but not where: {reply.message!r}")
+            raise ProtocolError(
+                f"invalid redirection from Redis: expected host:port, got {reply.message!r}"
+            )
         endpoint = Endpoint(host.strip("[]") or self.address.endpoints[0].host, int(port))
         if reply.code == "MOVED" and self._by_slot:
             self._by_slot[slot_of(key)] = endpoint
         return endpoint
 
     def sockets(self, endpoint: Endpoint) -> list[SocketAddress] | None:
-        """Where to connect; None when `name(endpoint)` must be waited for first."""
+        """Where to connect; None when `resolution(endpoint)` must be waited for first."""
         if not endpoint.port:
             return [(socket.AF_UNIX, endpoint.host)]
         with contextlib.suppress(ValueError):
@@ -80,25 +85,27 @@ class Topology:
             return [(family, (endpoint.host, endpoint.port))]
         return self._resolved.get(endpoint)
 
-    def name(self, endpoint: Endpoint) -> Lookup[list[SocketAddress]]:
+    def resolution(self, endpoint: Endpoint) -> BackgroundLookup[list[SocketAddress]]:
         def resolve() -> list[SocketAddress]:
             found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
             self._resolved[endpoint] = [(family, where) for family, _, _, _, where in found]
             return self._resolved[endpoint]
 
         if endpoint not in self._names:
-            self._names.setdefault(endpoint, Lookup(f"the host {endpoint.host!r}", resolve))
+            self._names.setdefault(
+                endpoint, BackgroundLookup(f"the host {endpoint.host!r}", resolve)
+            )
         return self._names[endpoint]
 
-    def forget(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child."""
         self._names = {}
         if self.address.kind:
-            self.discovery.forget()
+            self.discovery.after_fork()
 
-    def _ask_sentinels(self) -> None:
+    def _query_sentinels(self) -> None:
         redis = load("redis")
-        # The login of the URL is the master's; sentinels are asked without one. No second
+        # The login of the URL is the master's; sentinels are queries without one. No second
         # tries: the caller who waits has a better use for the time, the next sentinel.
         options = _without_login(self.address.options) | {
             "socket_timeout": DISCOVERY_SECONDS,
@@ -113,9 +120,9 @@ class Topology:
             for one in sentinel.sentinels:
                 one.close()
         self._single = Endpoint(host, int(port))
-        self._is_doubted = False
+        self._is_stale = False
 
-    def _ask_cluster(self) -> None:
+    def _query_cluster(self) -> None:
         redis = load("redis")
         nodes = [redis.cluster.ClusterNode(one.host, one.port) for one in self.address.endpoints]
         cluster = redis.RedisCluster(
@@ -131,7 +138,7 @@ class Topology:
         finally:
             cluster.close()
         self._by_slot = by_slot
-        self._is_doubted = False
+        self._is_stale = False
 
 
 def slot_of(key: bytes) -> int:

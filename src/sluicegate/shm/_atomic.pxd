@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What C offers for memory that others change meanwhile: atomic words, fences, a keyed hash."""
+"""Atomic words, memory fences and a keyed hash, for memory that other processes change."""
 
 from libc.stdint cimport uint64_t
 

@@ -1,4 +1,6 @@
 # cython: language_level=3, binding=False
+"""`Memory`: mapping and unmapping a file."""
+
 from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
 
 from libc.errno cimport errno
@@ -14,7 +16,7 @@ cdef class Memory:
     def __init__(self, int descriptor, size_t size):
         cdef void* start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0)
         if start == MAP_FAILED:
-            raise ConfigError(f"{size} bytes cannot be mapped into memory: {os.strerror(errno)}")
+            raise ConfigError(f"cannot map {size} bytes into memory: {os.strerror(errno)}")
         self.start = <char*>start
         self.size = size
 

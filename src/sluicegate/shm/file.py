@@ -1,4 +1,4 @@
-"""The file behind shared memory: found by name, made whole or not at all, and its locks.
+"""`SharedFile`: the file behind shared memory. It is found by name, created atomically, and locked.
 
 - A name stands for a file in /dev/shm of the user who runs the process; a name with a
   slash in it is a path of its own. Only its owner may read it (0600).
@@ -9,7 +9,8 @@
   met, where a page that is not to be had kills the process (SIGBUS).
 - Locks are the kernel's, on bytes of the open file (OFD locks). They end with the
   process that holds them, whatever kills it, and know nothing of process ids, which
-  containers do not share. One tells who is here at all, one for each desk who sits at it.
+  containers do not share. One byte is locked by every process
+  that has the file open, and one for each process slot by the process that has it.
   They would also live as long as memory that is mapped from the same descriptor, in
   forked children too; so memory is mapped from another.
 """
@@ -32,13 +33,13 @@ __all__ = ["MAGIC", "SharedFile", "is_foreign", "path_of", "remove", "wait_for"]
 
 MAGIC = b"SLUICEGT"  # the first bytes of every such file
 
-_MEMORY = Path("/dev/shm")
+_SHM_FOLDER = Path("/dev/shm")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PRESENCE = 1 << 40  # the lock bytes lie far behind all data
-_DESKS = _PRESENCE + 1
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-_NO_NAMELESS_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
-_PATIENCE = 10.0  # seconds that an open waits for another that is looking through the file
+_PROCESS_SLOTS = _PRESENCE + 1
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+_NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
+_WAIT_SECONDS = 10.0  # seconds that an open waits for another that is looking through the file
 
 Fill = Callable[[int], None]  # writes the first bytes of a new file, given its descriptor
 
@@ -47,26 +48,28 @@ def path_of(name: str | os.PathLike[str]) -> Path:
     """Where the memory called `name` is."""
     text = os.fspath(name)
     if not isinstance(text, str):
-        raise TypeError(f"a name is a str or a path, got {name!r}")
+        raise TypeError(f"name must be a str or a path, got {name!r}")
     if "/" in text:
         return Path(text)
     if not _NAME.fullmatch(text):
         raise ValueError(
-            f"a name has 1 to 100 letters, digits, dots, dashes or underscores, and starts with a "
-            f"letter or digit (or it is a path, with a slash), got {text!r}"
+            f"name must be 1 to 100 letters, digits, dots, dashes or underscores, starting with a "
+            f"letter or digit (or a path, with a slash), got {text!r}"
         )
-    if not _MEMORY.is_dir():
-        raise ConfigError(f"{_MEMORY} is not there: give a path instead of the name {text!r}")
-    return _MEMORY / f"sluicegate-{os.geteuid()}-{text}"
+    if not _SHM_FOLDER.is_dir():
+        raise ConfigError(f"{_SHM_FOLDER} does not exist: use a path instead of the name {text!r}")
+    return _SHM_FOLDER / f"sluicegate-{os.geteuid()}-{text}"
 
 
 def remove(name: str | os.PathLike[str]) -> bool:
-    """Remove the file; False when there is none. Who has it open goes on with what he has."""
+    """Remove the file; False when there is none. Processes that have it open keep using it."""
     path = path_of(name)
     try:
         with _opened(path) as descriptor:
             if is_foreign(os.pread(descriptor, len(MAGIC), 0)):
-                raise ConfigError(f"{path} is no shared memory of sluicegate's, and was left alone")
+                raise ConfigError(
+                    f"{path} is not a shared memory file of sluicegate; it was not removed"
+                )
             path.unlink()
     except FileNotFoundError:
         return False
@@ -102,7 +105,9 @@ class SharedFile:
 
     def replace(self, size: int, committed: int, fill: Fill) -> None:
         """Put a new file in the place of this one, unless somebody has done so already."""
-        wait_for("another to replace", self.path, self._lock_whole_file)  # ends with our handle
+        wait_for(
+            "another process to replace", self.path, self._lock_whole_file
+        )  # ends with our handle
         with contextlib.suppress(FileNotFoundError):
             if self._is_same(os.stat(self.path)):
                 _make(self.path, size, committed, fill, replace=True)
@@ -116,27 +121,27 @@ class SharedFile:
                 return False
             raise
 
-    def be_alone(self) -> bool:
-        """Be the only one who is here, until `be_here`; False when somebody else is."""
+    def lock_exclusive(self) -> bool:
+        """Lock out all other processes, until `lock_shared`; False when another has it open."""
         return self._lock(_PRESENCE, fcntl.F_WRLCK)
 
-    def be_here(self) -> bool:
-        """Be here, with others; False when one is alone."""
+    def lock_shared(self) -> bool:
+        """Lock it together with others; False when one has locked all others out."""
         return self._lock(_PRESENCE, fcntl.F_RDLCK)
 
-    def be_gone(self) -> None:
+    def unlock(self) -> None:
         self._lock(_PRESENCE, fcntl.F_UNLCK)
 
-    def take_desk(self, desks: int) -> int:
-        """The number of a desk at which nobody sits."""
-        for desk in range(desks):
-            if self._lock(_DESKS + desk, fcntl.F_WRLCK):
-                return desk
-        raise ConfigError(f"{self.path} is open {desks} times already, which is the most")
+    def lock_process_slot(self, slots: int) -> int:
+        """The number of a process slot that no process has."""
+        for slot in range(slots):
+            if self._lock(_PROCESS_SLOTS + slot, fcntl.F_WRLCK):
+                return slot
+        raise ConfigError(f"{self.path} is already open {slots} times, which is the maximum")
 
-    def another(self) -> int:
+    def open_unlocked(self) -> int:
         """A descriptor of the same file that does not share our locks."""
-        reason = "it is not there any more"
+        reason = "it no longer exists"
         for where in (f"/proc/self/fd/{self.descriptor}", self.path):
             try:
                 own = os.open(where, os.O_RDWR | os.O_CLOEXEC)
@@ -148,13 +153,13 @@ class SharedFile:
                 return own
             os.close(own)
         raise ConfigError(
-            f"{self.path} cannot be opened anew: {reason}; a child that was forked opens it "
+            f"cannot reopen {self.path}: {reason}; a forked child opens it "
             "itself, as the user that it runs as"
         )
 
     def reopen(self) -> None:
         """In a forked child: have locks of our own, not our parent's."""
-        own = self.another()
+        own = self.open_unlocked()
         self.close()
         self.descriptor = own
 
@@ -191,10 +196,13 @@ class SharedFile:
 
 def wait_for(what: str, path: Path, is_there: Callable[[], bool]) -> None:
     """Wait for another process that is opening the file; not for ever, for it may be stopped."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _WAIT_SECONDS
     while not is_there():
         if time.monotonic() > end:
-            raise ConfigError(f"waited {_PATIENCE:g} s for {what} {path}: is that process stopped?")
+            raise ConfigError(
+                f"timed out after {_WAIT_SECONDS:g} s waiting for {what} {path}: "
+                "is that process stopped?"
+            )
         time.sleep(0.001)
 
 
@@ -205,7 +213,7 @@ def _opened(path: Path) -> Iterator[int]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ConfigError(f"{path} cannot be opened: {error.strerror}") from error
+        raise ConfigError(f"cannot open {path}: {error.strerror}") from error
     try:
         yield descriptor
     finally:
@@ -230,21 +238,21 @@ def _make(path: Path, size: int, committed: int, fill: Fill, *, replace: bool) -
     folder = -1
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        descriptor, is_nameless = _new_file(path.parent, beside)
+        descriptor, is_unnamed = _new_file(path.parent, beside)
     except OSError as error:
         if folder >= 0:
             os.close(folder)
-        raise ConfigError(f"{path} cannot be made: {error.strerror}") from error
+        raise ConfigError(f"cannot create {path}: {error.strerror}") from error
     try:
         os.fchmod(descriptor, 0o600)  # whatever the umask is
         if not _commit(descriptor, 0, committed):
             raise ConfigError(
-                f"{path} needs {committed / 1e6:.1f} MB and there is less left: take a smaller "
+                f"not enough memory for {path}: it needs {committed / 1e6:.1f} MB; use a smaller "
                 "max_keys, or a path elsewhere"
             )
         os.truncate(descriptor, size)
         fill(descriptor)
-        if is_nameless:
+        if is_unnamed:
             # With a folder, os.link follows the link in /proc to the file itself.
             here = f"/proc/self/fd/{descriptor}"
             os.link(here, beside if replace else path, src_dir_fd=folder)
@@ -263,7 +271,7 @@ def _new_file(folder: Path, beside: Path) -> tuple[int, bool]:
     try:
         return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600), True
     except OSError as error:
-        if error.errno not in _NO_NAMELESS_FILES or not folder.is_dir():
+        if error.errno not in _NO_UNNAMED_FILES or not folder.is_dir():
             raise
     options = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     return os.open(beside, options, 0o600), False
@@ -274,7 +282,7 @@ def _commit(descriptor: int, start: int, end: int) -> bool:
         if start < end:
             os.posix_fallocate(descriptor, start, end - start)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _NO_SPACE:
             return False
         raise
     return True

@@ -352,7 +352,7 @@ def test_a_node_that_cannot_count_turns_nobody_away_and_says_so_once(
         "a request cannot be booked (and 0 times since it was last told)",
     ]
     assert told == once * 2, told  # a middleware each
-    assert "the shared memory has been closed" in caplog.text
+    assert "the shared memory is closed" in caplog.text
 
 
 def test_a_service_that_the_node_does_not_have_passes_uncounted(

@@ -145,11 +145,11 @@ def test_garbage_silence_and_a_closed_door_are_told_apart() -> None:
         error = await answered(b"+PONG\r\n+PONG\r\n")
         assert error is None
         error = await answered(b"", silent=False)
-        assert "broke: closed by the server" in str(error)
+        assert "lost the connection" in str(error)
         with reserve_port() as closed:
             pool = AsyncRedisPool(f"redis://127.0.0.1:{closed.getsockname()[1]}", PATIENT)
             with pytest.raises(
-                Unavailable, match=r"no connection to Redis at 127.0.0.1.*Errno 111"
+                Unavailable, match=r"cannot connect to Redis at 127.0.0.1.*Errno 111"
             ):
                 await pool.call("PING")
             await pool.close()
@@ -174,7 +174,7 @@ def test_a_reply_that_stays_incomplete_costs_no_more_than_the_time_out() -> None
         assert await pool.call("PING") == b"PONG"
         with Lateness() as lateness:
             start = time.monotonic()
-            with pytest.raises(Unavailable, match="did not answer in time"):
+            with pytest.raises(Unavailable, match="timed out waiting for Redis"):
                 await pool.exchange(b"", pack("PING"), 1, start + TIMEOUT)
             end = time.monotonic()
             assert end - start >= TIMEOUT / 2
@@ -350,7 +350,7 @@ def test_waiting_lasts_until_there_is_a_permit_and_has_a_time_out(
             with pytest.raises(RateLimited, match="1/week: 0 left"):
                 await keyed.acquire("a", timeout=5)
             first = asyncio.create_task(keyed.acquire("a"))
-            await until(lambda: keyed._lines, lambda: first)
+            await until(lambda: keyed._queues, lambda: first)
             with pytest.raises(RateLimited):
                 await keyed.acquire("a", timeout=0.01)
             first.cancel()
@@ -451,7 +451,7 @@ def test_what_is_given_back_wakes_the_one_who_waits(redis_server: RedisServer) -
         async with AsyncRedisKeyed(redis_server.url, "1/day", timeout=PATIENT) as keyed:
             assert await keyed.allow("a")
             waiting = asyncio.create_task(keyed.acquire("a"))
-            await until(lambda: keyed._lines, lambda: waiting)
+            await until(lambda: keyed._queues, lambda: waiting)
             async with asyncio.timeout(PATIENCE):
                 while not waiting.done():
                     await keyed.reset("a")

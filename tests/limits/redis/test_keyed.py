@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from sluicegate import Limit, ManualClock, RateLimited, RedisKeyed, SystemClock
-from sluicegate.limits.redis.key_encoding import LONGEST, encode
+from sluicegate.limits.redis.key_encoding import MAX_KEY_BYTES, encode_key
 from sluicegate.limits.redis.script import Script
 from sluicegate.redis_client.topology import slot_of
 from tests.harness.lateness import Lateness
@@ -305,7 +305,7 @@ def test_a_refund_wakes_the_one_who_waits(make: Make) -> None:
     waited: list[float] = []
     thread = threading.Thread(target=lambda: waited.append(keyed.acquire("a")), daemon=True)
     thread.start()
-    wait_for(lambda: "a" in keyed._lines)
+    wait_for(lambda: "a" in keyed._queues)
     keyed.refund("a", 1)
     thread.join(PATIENCE)
     assert len(waited) == 1
@@ -322,19 +322,25 @@ def test_different_keys_are_different_and_equal_keys_are_one() -> None:
     different: list[Any] = [
         *("1", b"1", 1, ("1",), (b"1",), (1,), ("1", "1"), (("1",), "1"), ("1", ("1",))),
         *((), "", -1, "\0i1", "\0s\0i1", ("11",), ("1:1",), "}", "}a", "{", "\ud800"),
-        *("x" * LONGEST, "x" * (LONGEST + 1), "x" * (LONGEST + 2), ("a", "b"), ("ab",)),
+        *(
+            "x" * MAX_KEY_BYTES,
+            "x" * (MAX_KEY_BYTES + 1),
+            "x" * (MAX_KEY_BYTES + 2),
+            ("a", "b"),
+            ("ab",),
+        ),
     ]
-    encoded = [encode(key) for key in different]
+    encoded = [encode_key(key) for key in different]
     assert len(set(encoded)) == len(different)
-    assert max(map(len, encoded)) <= LONGEST
-    assert encode(Color.RED) == encode("red") == b"red"
-    assert encode(True) == encode(1)
+    assert max(map(len, encoded)) <= MAX_KEY_BYTES
+    assert encode_key(Color.RED) == encode_key("red") == b"red"
+    assert encode_key(True) == encode_key(1)
 
 
 def test_keys_with_braces_stay_on_one_server() -> None:
     script = Script([Limit(1, 1), Limit(5, 60)], "token_bucket", "p:")
     for key in ("}", "{", "{}", "a}b{c", "}{", b"}", ("}",)):
-        first, second = script.keys(encode(key))
+        first, second = script.keys(encode_key(key))
         assert slot_of(first) == slot_of(second)
 
 
@@ -344,7 +350,7 @@ def test_keys_with_braces_stay_on_one_server() -> None:
 def test_other_keys_are_refused(make: Make, key: Any) -> None:
     keyed = make("1/second")
     for call in (keyed.allow, keyed.check, keyed.reset):
-        with pytest.raises(TypeError, match="a key is a"):
+        with pytest.raises(TypeError, match="key must be"):
             call(key)
 
 
@@ -358,12 +364,12 @@ WRONG: dict[str, dict[str, Any]] = {
     "on_error must be one of local, allow, deny": {"on_error": "ignore"},
     "timeout must be a finite number above 0, got 0": {"timeout": 0},
     "nodes must be from 1": {"nodes": 0},
-    "lot is for mode='leased'": {"lot": 5},
-    "lot must be at most 10, all that fits; got 11": {"mode": "leased", "lot": 11},
+    "lot needs mode='leased'": {"lot": 5},
+    "lot must be at most 10, the largest burst, got 11": {"mode": "leased", "lot": 11},
     "lot must be a finite number above 0": {"mode": "leased", "lot": 0},
-    "'leased' is for algorithm='token_bucket'": {"mode": "leased", "algorithm": "fixed_window"},
+    "'leased' needs algorithm='token_bucket'": {"mode": "leased", "algorithm": "fixed_window"},
     "prefix must be a string without braces": {"prefix": "a{b}"},
-    "a window has no burst": {"limit": "10/s burst 20", "algorithm": "fixed_window"},
+    "has a burst; only the token bucket": {"limit": "10/s burst 20", "algorithm": "fixed_window"},
 }
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate import Keyed, Limit, ManualClock, RedisKeyed
-from sluicegate.limits.redis._counters import Tally
-from sluicegate.limits.redis._leases import LAPSE, Leases
+from sluicegate.limits.redis._counters import DecisionCounters
+from sluicegate.limits.redis._leases import LEASE_SECONDS, Leases
 from tests.harness.lateness import Lateness
 from tests.harness.servers import RedisServer
 from tests.harness.waits import PATIENCE
@@ -27,16 +27,16 @@ class Node:
         limit = bucket.limits[0]
         self.bucket = bucket
         self.asked = 0
-        self.tally = Tally()
+        self.counters = DecisionCounters()
         self.leases = Leases(
-            limit.rate, limit.rate, limit.burst or limit.amount, lot, self.tally, clock
+            limit.rate, limit.rate, limit.burst or limit.amount, lot, self.counters, clock
         )
 
     def allow(self, key: str, cost: float = 1.0) -> bool:
         known = self.leases.spend(key, cost)
         if known is not None:
             return known
-        need, want, owns = self.leases.ask(key, cost)
+        need, want, owns = self.leases.begin_request(key, cost)
         assert owns
         self.asked += 1
         look = self.bucket.check(key, 0)
@@ -56,7 +56,7 @@ def test_a_lot_is_spent_here_and_the_next_one_asked_for(clock: ManualClock) -> N
     node = Node(Keyed("1000/second", clock=clock), 10, clock)
     assert all(node.allow("a") for _ in range(30))
     assert node.asked == 3
-    assert (node.tally.allowed, node.tally.decided_locally) == (27, 27)
+    assert (node.counters.allowed, node.counters.decided_locally) == (27, 27)
 
 
 def test_the_lot_follows_the_rate_of_the_key(clock: ManualClock) -> None:
@@ -78,19 +78,19 @@ def test_the_lot_follows_the_rate_of_the_key(clock: ManualClock) -> None:
 
 
 def test_the_lot_is_at_most_half_of_the_burst_among_the_nodes(clock: ManualClock) -> None:
-    leases = Leases(100.0, 100.0, 100.0, None, Tally(), clock)
-    assert leases.most == 50.0
-    leases.divide(10)
-    assert leases.most == 5.0
-    leases.divide(1000)
-    assert leases.most == 1.0
+    leases = Leases(100.0, 100.0, 100.0, None, DecisionCounters(), clock)
+    assert leases.max_lot == 50.0
+    leases.set_node_count(10)
+    assert leases.max_lot == 5.0
+    leases.set_node_count(1000)
+    assert leases.max_lot == 1.0
 
 
 def test_what_is_not_spent_lapses(clock: ManualClock) -> None:
     node = Node(Keyed("1000/second", clock=clock), 10, clock)
     node.allow("a")
     assert (node.leases.left("a"), len(node.leases)) == (9.0, 1)
-    clock.advance(LAPSE - 0.01)
+    clock.advance(LEASE_SECONDS - 0.01)
     assert node.allow("a")
     clock.advance(0.01)
     assert (node.leases.left("a"), len(node.leases)) == (0.0, 0)
@@ -107,34 +107,34 @@ def test_a_denial_is_remembered_until_its_time(clock: ManualClock) -> None:
     clock.advance(retry_after)
     assert node.allow("a")
     assert not node.allow("a")
-    node.leases.pardon("a")
+    node.leases.clear_denial("a")
     asked = node.asked
     node.allow("a")
     assert node.asked == asked + 1
 
 
 def test_two_callers_at_once_hold_one_lot(clock: ManualClock) -> None:
-    leases = Leases(1000.0, 1000.0, 1000.0, 10, Tally(), clock)
+    leases = Leases(1000.0, 1000.0, 1000.0, 10, DecisionCounters(), clock)
     assert leases.spend("a", 1) is None
-    assert leases.ask("a", 1) == (1, 10, True)
-    assert leases.ask("a", 1) == (1, 1, False)
+    assert leases.begin_request("a", 1) == (1, 10, True)
+    assert leases.begin_request("a", 1) == (1, 1, False)
     leases.grant("a", 1, 10, 10, 1.0)
     assert leases.left("a") == 9
-    assert leases.ask("a", 1) == (1, 1, False)  # it has just come
+    assert leases.begin_request("a", 1) == (1, 1, False)  # it has just come
 
 
 def test_what_was_left_counts_toward_a_larger_cost_and_comes_back_when_there_is_no_answer(
     clock: ManualClock,
 ) -> None:
-    leases = Leases(1000.0, 1000.0, 1000.0, 10, Tally(), clock)
-    leases.ask("a", 1)
+    leases = Leases(1000.0, 1000.0, 1000.0, 10, DecisionCounters(), clock)
+    leases.begin_request("a", 1)
     leases.grant("a", 1, 10, 4, 1.0)
     assert leases.spend("a", 5) is None
-    assert leases.ask("a", 5) == (2, 10, True)
+    assert leases.begin_request("a", 5) == (2, 10, True)
     assert leases.left("a") == 0
-    leases.give_up("a")
+    leases.abort("a")
     assert leases.left("a") == 3
-    leases.ask("a", 5)
+    leases.begin_request("a", 5)
     leases.grant("a", 5, 10, 2, 1.0)
     assert leases.left("a") == 0
 
@@ -144,9 +144,9 @@ def test_what_the_bucket_has_refilled_is_not_given_back(clock: ManualClock) -> N
     node = Node(bucket, 10, clock)
     node.allow("a")
     clock.advance(0.5)
-    ((key, amount),) = node.leases.take_all()
+    ((key, amount),) = node.leases.drain()
     assert (key, amount) == ("a", pytest.approx(5.0))
-    assert node.leases.take_all() == []
+    assert node.leases.drain() == []
 
 
 def test_idle_keys_take_no_memory(clock: ManualClock) -> None:
@@ -154,11 +154,11 @@ def test_idle_keys_take_no_memory(clock: ManualClock) -> None:
     for number in range(1000):
         node.allow(f"key {number}")
     assert len(node.leases) == 1000
-    clock.advance(LAPSE)
+    clock.advance(LEASE_SECONDS)
     node.allow("x")
-    clock.advance(LAPSE)
+    clock.advance(LEASE_SECONDS)
     node.allow("x")
-    assert len(node.leases.take_all()) == 1
+    assert len(node.leases.drain()) == 1
 
 
 @given(
@@ -177,8 +177,8 @@ def test_never_more_than_the_limit_the_burst_and_a_lot_per_node(
     bucket = Keyed("10/second burst 20", clock=clock)
     nodes = [Node(bucket, lot, clock) for _ in range(4)]
     for node in nodes:
-        node.leases.divide(4)
-    held = 4 * nodes[0].leases.most
+        node.leases.set_node_count(4)
+    held = 4 * nodes[0].leases.max_lot
     passed: list[tuple[float, int]] = []
     for number, step, cost in story:
         clock.advance(step)
@@ -308,7 +308,7 @@ def test_eight_nodes_get_most_of_what_the_limit_allows(
     bucket = Keyed("500/second burst 100", clock=clock)
     nodes = [Node(bucket, lot, clock) for _ in range(8)]
     for node in nodes:
-        node.leases.divide(8)
+        node.leases.set_node_count(8)
     passed = 0
     for _ in range(2000):
         passed += sum(node.allow("a") for node in nodes)

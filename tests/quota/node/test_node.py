@@ -330,7 +330,7 @@ def test_a_name_that_no_frame_can_carry_is_refused_and_holds_up_nobody(
         for name, amounts in ((bad, {"requests": 1.0}), ("ann", {bad: 1.0})):
             with pytest.raises(ValueError, match="must"):
                 node.consume("front", name, amounts)
-        with pytest.raises(ValueError, match="user must be text that has UTF-8"):
+        with pytest.raises(ValueError, match="user must be encodable as UTF-8"):
             node.allows("front", bad)
         with pytest.raises(ValueError, match="service must"):
             node.allows(bad, "ann")

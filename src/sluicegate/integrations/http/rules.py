@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from sluicegate._validate import positive
+from sluicegate._validate import check_positive
 from sluicegate.integrations.http.keys import KeyFunction, bounded, by_address
 from sluicegate.integrations.http.limiters import AnyLimiter, capacity, fits, is_async, is_limiter
 from sluicegate.integrations.http.paths import matcher
@@ -71,7 +71,7 @@ class Rule:
         self.shadow = shadow
         self._key = by_address() if key is None else _function("key", key)
         self._exempt = None if exempt is None else _function("exempt", exempt)
-        self._cost = cost if callable(cost) else positive("cost", cost)
+        self._cost = cost if callable(cost) else check_positive("cost", cost)
         self._path_matches = None if path is None else matcher(path)
         self._make = make
         self._limit_of: LimitFunction | None = None

@@ -1,8 +1,8 @@
 """A limit across hosts, through Redis: exact, or leased in lots.
 
-`RedisKeyed` for threads and `AsyncRedisKeyed` for asyncio are shells around one `Judge`,
-which has no socket and is told the time: it asks Redis by a script (`script.py`,
-`lua/`), spends leases (`_leases.pyx`), or, while Redis is away (`circuit_breaker.py`), lets
+`RedisKeyed` for threads and `AsyncRedisKeyed` for asyncio are shells around one `DecisionEngine`,
+which has no socket: it asks Redis by a script (`script.py`,
+`lua/`), spends leases (`_leases.pyx`), or, while Redis is unavailable (`circuit_breaker.py`), lets
 each node have its share (`local_fallback.py`).
 """
 

@@ -3,7 +3,7 @@ cimport cython
 
 
 @cython.final
-cdef class Tally:
+cdef class DecisionCounters:
     cdef readonly long long allowed
     cdef readonly long long denied
     cdef readonly long long decided_locally

@@ -1,9 +1,9 @@
 from typing import final
 
-__all__ = ["Tally"]
+__all__ = ["DecisionCounters"]
 
 @final
-class Tally:
+class DecisionCounters:
     def count(self, allowed: bool, locally: bool) -> None: ...
     @property
     def allowed(self) -> int: ...

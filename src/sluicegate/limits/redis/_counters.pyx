@@ -1,13 +1,13 @@
 # cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic
-"""Counts that several threads add to: in C, a step that no other thread can split."""
+"""`DecisionCounters`: counters that several threads add to; in C, each addition is atomic."""
 
 cimport cython
 
-__all__ = ["Tally"]
+__all__ = ["DecisionCounters"]
 
 
 @cython.final
-cdef class Tally:
+cdef class DecisionCounters:
     """Calls by their answer; `decided_locally` are those of them that Redis was not asked for."""
 
     def count(self, bint allowed, bint locally):

@@ -1,6 +1,6 @@
 """`AsyncRedisKeyed`: one limit for many hosts, for asyncio.
 
-As `RedisKeyed`, with `await`: it carries out the plans of `Judge` over an
+As `RedisKeyed`, with `await`: it runs the plans of `DecisionEngine` over an
 `AsyncRedisPool`, where all calls of an event loop share one pipelined connection. A call
 that is cancelled disturbs no other; what it took stays taken.
 """
@@ -13,14 +13,14 @@ from time import monotonic
 from types import TracebackType
 from typing import TypeVar
 
-from sluicegate._validate import positive, timeout_seconds
+from sluicegate._validate import check_positive, check_timeout
 from sluicegate.clock import Clock
 from sluicegate.errors import ProtocolError, Unavailable
 from sluicegate.limits._decision import Decision
 from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import Key, Limit, LimitLike
-from sluicegate.limits.redis.engine import Judge, Plan
-from sluicegate.limits.redis.keyed import CLOSE_SECONDS, SHORTEST_NAP, refused
+from sluicegate.limits.redis.engine import DecisionEngine, DecisionPlan
+from sluicegate.limits.redis.keyed import CLOSE_SECONDS, MIN_RETRY_SECONDS, denied
 from sluicegate.limits.redis.metrics import RedisMetrics
 from sluicegate.redis_client.async_pool import AsyncRedisPool
 
@@ -29,7 +29,7 @@ __all__ = ["AsyncRedisKeyed"]
 Answer = TypeVar("Answer")
 
 
-class _Line:
+class _TaskQueue:
     """Those who wait for one key in one event loop. A lock of asyncio lets them in in order."""
 
     __slots__ = ("callers", "turn", "woken")
@@ -61,17 +61,17 @@ class AsyncRedisKeyed:
         prefix: str = "sluicegate:",
         clock: Clock | None = None,
     ) -> None:
-        self._timeout = positive("timeout", timeout)
+        self._timeout = check_positive("timeout", timeout)
         self._pool = AsyncRedisPool(url, self._timeout)
-        self._judge = Judge(
+        self._engine = DecisionEngine(
             limit, algorithm, mode, on_error, nodes, lot, prefix, clock, self._pool.is_cluster
         )
         self._prefix = prefix
-        self._leases = self._judge.leases
+        self._leases = self._engine.leases
         self._clock = clock
-        self._lines: dict[tuple[asyncio.AbstractEventLoop, Key], _Line] = {}
-        forget = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (found := forget()) and found())
+        self._queues: dict[tuple[asyncio.AbstractEventLoop, Key], _TaskQueue] = {}
+        after_fork = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (found := after_fork()) and found())
 
     async def allow(self, key: Key, cost: float = 1.0) -> bool:
         """Charge `cost` to `key` if it fits now."""
@@ -80,60 +80,60 @@ class AsyncRedisKeyed:
             if allowed is not None:
                 return allowed
         deadline = monotonic() + self._timeout
-        usual = self._judge.usual(key, cost)
-        if usual is not None:
-            ticket, command = usual
+        fast_path = self._engine.fast_path(key, cost)
+        if fast_path is not None:
+            ticket, command = fast_path
             try:
                 (reply,) = await self._pool.exchange(b"", command, 1, deadline)
             except (Unavailable, ProtocolError) as error:
-                return self._judge.unanswered(ticket, key, cost, error)
+                return self._engine.request_failed(ticket, key, cost, error)
             if reply == 1 or reply == 0:
                 is_allowed: bool = reply == 1
-                self._judge.tally.count(is_allowed, False)
+                self._engine.counters.count(is_allowed, False)
                 return is_allowed
-        return await self._carry_out(self._judge.allow(key, cost), deadline)
+        return await self._run(self._engine.allow(key, cost), deadline)
 
     async def check(self, key: Key, cost: float = 1.0) -> Decision:
         """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
-        return await self._carry_out(self._judge.check(key, cost))
+        return await self._run(self._engine.check(key, cost))
 
     async def acquire(self, key: Key, cost: float = 1.0, timeout: float | None = None) -> float:
         """Wait until `cost` fits; return the seconds waited. As `RedisKeyed.acquire`."""
         now = monotonic if self._clock is None else self._clock.now
         start = now()
-        deadline = start + timeout_seconds(timeout)
-        self._judge.checked(cost)
+        deadline = start + check_timeout(timeout)
+        self._engine.check_cost(cost)
         place = asyncio.get_running_loop(), key
-        if place not in self._lines and await self.allow(key, cost):
+        if place not in self._queues and await self.allow(key, cost):
             return 0.0
-        line = self._lines.setdefault(place, _Line())
-        line.callers += 1
+        queue = self._queues.setdefault(place, _TaskQueue())
+        queue.callers += 1
         try:
-            await self._take_turn(line, key, deadline - now())
+            await self._take_turn(queue, key, deadline - now())
             try:
                 while True:
                     decision = await self.check(key, cost)
                     if decision.allowed:
                         return max(now() - start, 0.0)
-                    nap = max(decision.retry_after, SHORTEST_NAP)
+                    nap = max(decision.retry_after, MIN_RETRY_SECONDS)
                     if nap > deadline - now():
                         raise RateLimited(decision)
-                    await self._sleep(line, nap)
+                    await self._sleep(queue, nap)
             finally:
-                line.turn.release()
+                queue.turn.release()
         finally:
-            line.callers -= 1
-            if not line.callers:
-                del self._lines[place]
+            queue.callers -= 1
+            if not queue.callers:
+                del self._queues[place]
 
     async def refund(self, key: Key, cost: float) -> None:
         """Give `cost` back, as if it had been taken just now. Never fills above full."""
-        await self._carry_out(self._judge.refund(key, cost))
+        await self._run(self._engine.refund(key, cost))
         self._wake(key)
 
     async def reset(self, key: Key) -> None:
         """Forget what `key` has used. Raises `Unavailable` when Redis cannot be told."""
-        await self._carry_out(self._judge.reset(key))
+        await self._run(self._engine.reset(key))
         self._wake(key)
 
     async def close(self) -> None:
@@ -141,20 +141,20 @@ class AsyncRedisKeyed:
 
         A later call opens it anew: other event loops may still be using the limiter.
         """
-        await self._carry_out(self._judge.close(), monotonic() + CLOSE_SECONDS)
+        await self._run(self._engine.close(), monotonic() + CLOSE_SECONDS)
         await self._pool.close()
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        return self._judge.limits
+        return self._engine.limits
 
     @property
     def algorithm(self) -> str:
-        return self._judge.algorithm
+        return self._engine.algorithm
 
     @property
     def mode(self) -> str:
-        return self._judge.mode
+        return self._engine.mode
 
     @property
     def place(self) -> str:
@@ -164,7 +164,7 @@ class AsyncRedisKeyed:
     @property
     def metrics(self) -> RedisMetrics:
         """How it is doing, now."""
-        return self._judge.metrics()
+        return self._engine.metrics()
 
     async def __aenter__(self) -> "AsyncRedisKeyed":
         return self
@@ -178,9 +178,9 @@ class AsyncRedisKeyed:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"AsyncRedisKeyed({self._judge.describe()})"
+        return f"AsyncRedisKeyed({self._engine.describe()})"
 
-    async def _carry_out(self, plan: Plan[Answer], deadline: float | None = None) -> Answer:
+    async def _run(self, plan: DecisionPlan[Answer], deadline: float | None = None) -> Answer:
         if deadline is None:
             deadline = monotonic() + self._timeout
         exchange = self._pool.exchange
@@ -199,28 +199,28 @@ class AsyncRedisKeyed:
         finally:
             plan.close()
 
-    async def _take_turn(self, line: _Line, key: Key, seconds: float) -> None:
+    async def _take_turn(self, queue: _TaskQueue, key: Key, seconds: float) -> None:
         try:
             async with asyncio.timeout(None if seconds == float("inf") else seconds):
-                await line.turn.acquire()
+                await queue.turn.acquire()
         except TimeoutError:
-            raise RateLimited(refused(await self.check(key, 0))) from None
+            raise RateLimited(denied(await self.check(key, 0))) from None
 
-    async def _sleep(self, line: _Line, seconds: float) -> None:
-        line.woken.clear()
+    async def _sleep(self, queue: _TaskQueue, seconds: float) -> None:
+        queue.woken.clear()
         if self._clock is not None:
             await self._clock.sleep_async(seconds)
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await line.woken.wait()
+                await queue.woken.wait()
 
     def _wake(self, key: Key) -> None:
         """Let the one who waits for `key` in this loop ask again."""
-        line = self._lines.get((asyncio.get_running_loop(), key))
-        if line is not None:
-            line.woken.set()
+        queue = self._queues.get((asyncio.get_running_loop(), key))
+        if queue is not None:
+            queue.woken.set()
 
-    def _forget(self) -> None:
-        self._judge.forget()
-        self._lines.clear()
+    def _after_fork(self) -> None:
+        self._engine.after_fork()
+        self._queues.clear()

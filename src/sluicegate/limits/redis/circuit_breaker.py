@@ -1,27 +1,27 @@
-"""Whether to ask Redis or to decide here: a state machine that is told the time.
+"""`CircuitBreaker`: whether to ask Redis or to decide locally. The time is an argument.
 
     redis    all ask. The first failure begins an outage.
     local    nobody asks until the back-off ends; it doubles from 0.5 to 30 s.
     probing  the back-off is over, and one caller asks while the others still decide here.
-             If he gets an answer the outage is over; if not, the next back-off begins.
+             If it gets an answer the outage is over; if not, the next back-off begins.
 
 Whoever may ask gets a ticket, and says with it how it went. Calls that were under way
 when the outage began come back with old tickets and change nothing: a hundred threads
-that time out together are one failure. A prober who never comes back is replaced after
+that time out together are one failure. A probe that never comes back is replaced after
 `PROBE_SECONDS`. Times are in seconds of any clock that does not go back.
 """
 
 import threading
 
-__all__ = ["LONGEST_BACKOFF", "SHORTEST_BACKOFF", "Outage"]
+__all__ = ["MAX_BACKOFF", "MIN_BACKOFF", "CircuitBreaker"]
 
-SHORTEST_BACKOFF = 0.5
-LONGEST_BACKOFF = 30.0
+MIN_BACKOFF = 0.5
+MAX_BACKOFF = 30.0
 PROBE_SECONDS = 5.0
 
 
-class Outage:
-    """The way to Redis: open, or closed for a while."""
+class CircuitBreaker:
+    """Lets requests through to Redis, or holds them back after a failure."""
 
     def __init__(self) -> None:
         self.state = "redis"
@@ -32,8 +32,8 @@ class Outage:
         self._until = 0.0
         self._lock = threading.RLock()
 
-    def ask(self, now: float) -> int:
-        """A ticket for one question to Redis, or 0: decide here."""
+    def request_ticket(self, now: float) -> int:
+        """A ticket for one request to Redis, or 0: decide locally."""
         if self.state == "redis":
             return self.ticket
         with self._lock:
@@ -59,20 +59,20 @@ class Outage:
             self.errors += 1
             self.last_error = reason
             if ticket == self.ticket and self.state != "local":
-                self._backoff = min(max(2 * self._backoff, SHORTEST_BACKOFF), LONGEST_BACKOFF)
+                self._backoff = min(max(2 * self._backoff, MIN_BACKOFF), MAX_BACKOFF)
                 self.state = "local"
                 self._until = now + self._backoff
                 self.ticket += 1
 
-    def abandoned(self, ticket: int, now: float) -> None:
-        """The caller was cancelled: if he was probing, the next one may."""
+    def cancelled(self, ticket: int, now: float) -> None:
+        """The caller was cancelled: if it was probing, the next one may."""
         with self._lock:
             if ticket == self.ticket and self.state == "probing":
                 self.state = "local"
                 self._until = now
                 self.ticket += 1
 
-    def left(self, now: float) -> float:
+    def backoff_left(self, now: float) -> float:
         """Seconds of back-off that are left; 0 while Redis is asked."""
         return 0.0 if self.state == "redis" else max(self._until - now, 0.0)
 

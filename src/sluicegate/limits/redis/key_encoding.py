@@ -1,4 +1,4 @@
-"""A key as Redis has it: bytes that tell every two keys apart.
+"""`encode_key`: a key as bytes for Redis, different for any two keys.
 
 A str stands as it is, in UTF-8. What is not a plain str starts with a NUL and a letter:
 
@@ -13,19 +13,19 @@ from hashlib import blake2b
 
 from sluicegate.limits.limit import Key
 
-__all__ = ["ESCAPED", "LONGEST", "encode"]
+__all__ = ["ESCAPED", "MAX_KEY_BYTES", "encode_key"]
 
-LONGEST = 512  # bytes
+MAX_KEY_BYTES = 512  # bytes
 ESCAPED = (b"", b"\0", b"}")  # what a str may not start with, to stand as it is
-DEEPEST = 8  # tuples within tuples, as in `Keyed`
+MAX_DEPTH = 8  # tuples within tuples, as in `Keyed`
 
 
-def encode(key: Key) -> bytes:
-    """The key as bytes; TypeError for what is no key."""
-    text = _encode(key, DEEPEST)
+def encode_key(key: Key) -> bytes:
+    """The key as bytes; TypeError if it is not a valid key."""
+    text = _encode(key, MAX_DEPTH)
     return (
         text
-        if len(text) <= LONGEST
+        if len(text) <= MAX_KEY_BYTES
         else b"\0h" + blake2b(text, digest_size=32).hexdigest().encode()
     )
 
@@ -40,7 +40,7 @@ def _encode(key: Key, depth: int) -> bytes:
         return b"\0i%x" % key  # in hex, which takes any int
     if isinstance(key, tuple):
         if depth == 0:
-            raise TypeError(f"a key is a tuple of at most {DEEPEST} levels, got a deeper one")
+            raise TypeError(f"key must be nested at most {MAX_DEPTH} tuples deep, got a deeper one")
         parts = [_encode(part, depth - 1) for part in key]
         return b"\0t" + b"".join(b"%d:%b" % (len(part), part) for part in parts)
-    raise TypeError(f"a key is a str, bytes, an int or a tuple of these, got {key!r}")
+    raise TypeError(f"key must be a str, bytes, int or a tuple of these, got {key!r}")

@@ -1,6 +1,6 @@
 """`RedisKeyed`: one limit for many hosts, for threads.
 
-A thin shell: it carries out the plans of `Judge` over a `RedisPool`, each within one
+A thin shell: it runs the plans of `DecisionEngine` over a `RedisPool`, each within one
 time-out, and waits in `acquire` as `Keyed` does, in the order of callers. It starts no
 thread for a call. Nothing it does raises because Redis is away, but `reset`.
 """
@@ -11,20 +11,20 @@ from time import monotonic
 from types import TracebackType
 from typing import TypeVar
 
-from sluicegate._validate import positive, timeout_seconds
+from sluicegate._validate import check_positive, check_timeout
 from sluicegate.clock import Clock
 from sluicegate.errors import ProtocolError, Unavailable
 from sluicegate.limits._decision import Decision
 from sluicegate.limits.errors import RateLimited
 from sluicegate.limits.limit import Key, Limit, LimitLike
-from sluicegate.limits.redis.engine import Judge, Plan
+from sluicegate.limits.redis.engine import DecisionEngine, DecisionPlan
 from sluicegate.limits.redis.metrics import RedisMetrics
-from sluicegate.limits.waiting import Lines, ThreadSleeper
+from sluicegate.limits.waiting import ThreadSleeper, WaitQueues
 from sluicegate.redis_client.pool import RedisPool
 
 __all__ = ["RedisKeyed"]
 
-SHORTEST_NAP = 0.001  # seconds between two questions of one who waits
+MIN_RETRY_SECONDS = 0.001  # seconds between two questions of one who waits
 CLOSE_SECONDS = 1.0
 
 Answer = TypeVar("Answer")
@@ -57,18 +57,18 @@ class RedisKeyed:
         prefix: str = "sluicegate:",
         clock: Clock | None = None,
     ) -> None:
-        self._timeout = positive("timeout", timeout)
+        self._timeout = check_positive("timeout", timeout)
         self._pool = RedisPool(url, self._timeout)
-        self._judge = Judge(
+        self._engine = DecisionEngine(
             limit, algorithm, mode, on_error, nodes, lot, prefix, clock, self._pool.is_cluster
         )
         self._prefix = prefix
-        self._leases = self._judge.leases
+        self._leases = self._engine.leases
         self._clock = clock
-        self._lines = Lines(monotonic if clock is None else clock.now)
+        self._queues = WaitQueues(monotonic if clock is None else clock.now)
         self._is_closed = False
-        forget = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (found := forget()) and found())
+        after_fork = weakref.WeakMethod(self._after_fork)
+        os.register_at_fork(after_in_child=lambda: (found := after_fork()) and found())
 
     def allow(self, key: Key, cost: float = 1.0) -> bool:
         """Charge `cost` to `key` if it fits now."""
@@ -77,22 +77,22 @@ class RedisKeyed:
             if allowed is not None:
                 return allowed
         deadline = monotonic() + self._timeout
-        usual = self._judge.usual(key, cost)
-        if usual is not None:
-            ticket, command = usual
+        fast_path = self._engine.fast_path(key, cost)
+        if fast_path is not None:
+            ticket, command = fast_path
             try:
-                reply = self._pool.ask(command, deadline)
+                reply = self._pool.send_command(command, deadline)
             except (Unavailable, ProtocolError) as error:
-                return self._judge.unanswered(ticket, key, cost, error)
+                return self._engine.request_failed(ticket, key, cost, error)
             if reply == 1 or reply == 0:
                 is_allowed: bool = reply == 1
-                self._judge.tally.count(is_allowed, False)
+                self._engine.counters.count(is_allowed, False)
                 return is_allowed
-        return self._carry_out(self._judge.allow(key, cost), deadline)
+        return self._run(self._engine.allow(key, cost), deadline)
 
     def check(self, key: Key, cost: float = 1.0) -> Decision:
         """Charge `cost` to `key` if it fits now, and tell all about it. A cost of 0 only looks."""
-        return self._carry_out(self._judge.check(key, cost))
+        return self._run(self._engine.check(key, cost))
 
     def acquire(self, key: Key, cost: float = 1.0, timeout: float | None = None) -> float:
         """Wait until `cost` fits; return the seconds waited.
@@ -100,52 +100,52 @@ class RedisKeyed:
         Those who wait for one key in this process go in their order. Raises `RateLimited`
         when it does not fit within `timeout` seconds: at once, where that is known at once.
         """
-        seconds = timeout_seconds(timeout)
-        self._judge.checked(cost)
-        if key not in self._lines and self.allow(key, cost):
+        seconds = check_timeout(timeout)
+        self._engine.check_cost(cost)
+        if key not in self._queues and self.allow(key, cost):
             return 0.0
         last = Decision(False)
 
         def attempt() -> float:
             nonlocal last
             last = self.check(key, cost)
-            return 0.0 if last.allowed else max(last.retry_after, SHORTEST_NAP)
+            return 0.0 if last.allowed else max(last.retry_after, MIN_RETRY_SECONDS)
 
         def refuse() -> RateLimited:
-            return RateLimited(last if last.limit is not None else refused(self.check(key, 0)))
+            return RateLimited(last if last.limit is not None else denied(self.check(key, 0)))
 
         sleeper = ThreadSleeper(self._clock)
-        return sleeper.wait(self._lines.queue(key, attempt, refuse, seconds, sleeper))
+        return sleeper.wait(self._queues.wait(key, attempt, refuse, seconds, sleeper))
 
     def refund(self, key: Key, cost: float) -> None:
         """Give `cost` back, as if it had been taken just now. Never fills above full."""
-        self._carry_out(self._judge.refund(key, cost))
-        self._lines.wake_head(key)
+        self._run(self._engine.refund(key, cost))
+        self._queues.wake_head(key)
 
     def reset(self, key: Key) -> None:
         """Forget what `key` has used. Raises `Unavailable` when Redis cannot be told."""
-        self._carry_out(self._judge.reset(key))
-        self._lines.wake_head(key)
+        self._run(self._engine.reset(key))
+        self._queues.wake_head(key)
 
     def close(self) -> None:
         """Give back what is leased and close the connections. Decisions go on locally."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._carry_out(self._judge.close(), monotonic() + CLOSE_SECONDS)
+        self._run(self._engine.close(), monotonic() + CLOSE_SECONDS)
         self._pool.close()
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        return self._judge.limits
+        return self._engine.limits
 
     @property
     def algorithm(self) -> str:
-        return self._judge.algorithm
+        return self._engine.algorithm
 
     @property
     def mode(self) -> str:
-        return self._judge.mode
+        return self._engine.mode
 
     @property
     def place(self) -> str:
@@ -155,7 +155,7 @@ class RedisKeyed:
     @property
     def metrics(self) -> RedisMetrics:
         """How it is doing, now."""
-        return self._judge.metrics()
+        return self._engine.metrics()
 
     def __enter__(self) -> "RedisKeyed":
         return self
@@ -169,9 +169,9 @@ class RedisKeyed:
         self.close()
 
     def __repr__(self) -> str:
-        return f"RedisKeyed({self._judge.describe()})"
+        return f"RedisKeyed({self._engine.describe()})"
 
-    def _carry_out(self, plan: Plan[Answer], deadline: float | None = None) -> Answer:
+    def _run(self, plan: DecisionPlan[Answer], deadline: float | None = None) -> Answer:
         if deadline is None:
             deadline = monotonic() + self._timeout
         exchange = self._pool.exchange
@@ -190,12 +190,12 @@ class RedisKeyed:
         finally:
             plan.close()
 
-    def _forget(self) -> None:
-        self._judge.forget()
-        self._lines = Lines(monotonic if self._clock is None else self._clock.now)
+    def _after_fork(self) -> None:
+        self._engine.after_fork()
+        self._queues = WaitQueues(monotonic if self._clock is None else self._clock.now)
 
 
-def refused(look: Decision) -> Decision:
-    """What is known of a key, for one whose time ended while he stood behind others."""
-    again = max(look.retry_after, SHORTEST_NAP)
+def denied(look: Decision) -> Decision:
+    """What is known of a key, for a caller that timed out while it waited behind others."""
+    again = max(look.retry_after, MIN_RETRY_SECONDS)
     return Decision(False, look.limit, look.remaining, again, max(look.reset_after, again))

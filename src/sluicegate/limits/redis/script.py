@@ -1,4 +1,4 @@
-"""The commands that carry a decision to Redis, and what comes back.
+"""`Script`: builds the commands that ask Redis for a decision, and reads the replies.
 
 The script (in `lua/`) is called by its hash, and sent whole when Redis does not know
 it (any more). Of a command only the key and the cost change, so the rest is packed once.
@@ -26,7 +26,7 @@ from sluicegate.redis_client.resp import pack
 
 __all__ = ["Grant", "Script"]
 
-_TICK = 1e-9  # seconds, as in `Keyed`: for the noise of doubles
+_CLOCK_EPSILON = 1e-9  # seconds, as in `Keyed`: for the noise of doubles
 _ONE = b"$1\r\n1\r\n"
 _LUA = Path(__file__).parent / "lua"
 _FILES = {
@@ -114,7 +114,7 @@ class Script:
             parts.append(_bulk(cost if want is None else want))
         return b"".join(parts)
 
-    def usual(self, name: bytes) -> bytes:
+    def fast_path(self, name: bytes) -> bytes:
         """`command("allow", name, 1.0)`, which is what nearly every call sends."""
         if len(self._lengths) == 1:
             return self._pattern % (self._lengths[0] + len(name), name)
@@ -136,11 +136,11 @@ class Script:
         ]
         return pack(*head, *self._numbers, *costs)
 
-    def announce(self, name: str, lives: float) -> bytes:
+    def announce(self, name: str, ttl: float) -> bytes:
         """Sent whole each time: it is short, and seldom."""
-        return pack("EVAL", self._announcement, 1, self.nodes_key, name, lives * 1e6)
+        return pack("EVAL", self._announcement, 1, self.nodes_key, name, ttl * 1e6)
 
-    def forget(self, name: bytes) -> bytes:
+    def delete(self, name: bytes) -> bytes:
         return pack("DEL", *self.keys(name))
 
     def leave(self, name: str) -> bytes:
@@ -148,7 +148,9 @@ class Script:
 
     def read_allow(self, reply: object) -> bool:
         if reply not in (0, 1):
-            raise ProtocolError(f"Redis answered {reply!r} to a script that answers 0 or 1")
+            raise ProtocolError(
+                f"invalid reply from the Redis script: expected 0 or 1, got {reply!r}"
+            )
         return reply == 1
 
     def read_decision(self, reply: object) -> Decision:
@@ -168,7 +170,9 @@ class Script:
                 return int(allowed), int(index), float(one), float(two), float(three)
         except ValueError:
             pass
-        raise ProtocolError(f"Redis answered {reply!r} to a script that answers five numbers")
+        raise ProtocolError(
+            f"invalid reply from the Redis script: expected five numbers, got {reply!r}"
+        )
 
     def _head(self, verb: str, is_whole: bool) -> bytes:
         words: list[bytes | int] = [*(self._whole if is_whole else self._by_hash), len(self.limits)]
@@ -202,10 +206,12 @@ def _burst(limit: Limit, algorithm: str) -> float:
 
 
 def _numbers(limit: Limit, burst: float, family: str) -> list[float]:
-    """Limit, rate, span, slack and tick as the script wants them, in microseconds."""
-    tick = _TICK if family == "bucket" else min(_TICK, limit.per / 1000.0)
-    slack = min(max(1e-9, limit.rate * tick), 1e-3 * min(burst, 1.0))
-    return [burst, limit.rate / 1e6, limit.per * 1e6, slack, tick * 1e6]
+    """Limit, rate, span, slack and clock_epsilon as the script wants them, in microseconds."""
+    clock_epsilon = (
+        _CLOCK_EPSILON if family == "bucket" else min(_CLOCK_EPSILON, limit.per / 1000.0)
+    )
+    slack = min(max(1e-9, limit.rate * clock_epsilon), 1e-3 * min(burst, 1.0))
+    return [burst, limit.rate / 1e6, limit.per * 1e6, slack, clock_epsilon * 1e6]
 
 
 def _suffixes(limits: Sequence[Limit], family: str) -> list[bytes]:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from sluicegate._validate import positive
+from sluicegate._validate import check_positive
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError
 from sluicegate.quota.node.core._user_table import UserTable
@@ -84,7 +84,7 @@ class Node:
         if token is not None and not _TOKEN.fullmatch(token):
             raise ValueError("token must be 1 to 500 printable ASCII characters without spaces")
         self._token = token
-        if not 0.1 <= positive("slot_seconds", slot_seconds) <= 3600.0:
+        if not 0.1 <= check_positive("slot_seconds", slot_seconds) <= 3600.0:
             raise ValueError(f"slot_seconds must be from 0.1 to 3600, got {slot_seconds!r}")
         self._slot_seconds = slot_seconds
         self._tls = _tls(self.centrals, ca_file)

@@ -396,7 +396,7 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_closed_table_says_so(table: UserTable, shared: str) -> None:
     table.close()
-    with pytest.raises(ValueError, match="has been closed"):
+    with pytest.raises(ValueError, match="is closed"):
         table.allows("front", "ann")
     assert UserTable.unlink(shared)
     assert not UserTable.unlink(shared)

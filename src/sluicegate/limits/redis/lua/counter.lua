@@ -1,44 +1,44 @@
 -- Sliding counter: of the window before counts the part that still overlaps the last span.
 
-local function overlap(rule, cell)
-  if cell.before == 0 then
+local function overlap(params, state)
+  if state.before == 0 then
     return 0
   end
-  return cell.before * math.min(math.max(cell.left / rule.span, 0), 1)
+  return state.before * math.min(math.max(state.left / params.span, 0), 1)
 end
 
-function wait(rule, cell, cost)
-  local left = rule.limit - cost - cell.used
-  if overlap(rule, cell) <= left + rule.slack then
+function wait(params, state, cost)
+  local left = params.limit - cost - state.used
+  if overlap(params, state) <= left + params.slack then
     return 0
   end
   if left >= 0 then
-    return math.max(cell.left - left / cell.before * rule.span, rule.tick)
+    return math.max(state.left - left / state.before * params.span, params.clock_epsilon)
   end
   -- In the next window this one's use is the one that shrinks.
-  local share = (rule.limit - cost) / cell.used
-  return math.max(cell.left + (1 - share) * rule.span, rule.tick)
+  local share = (params.limit - cost) / state.used
+  return math.max(state.left + (1 - share) * params.span, params.clock_epsilon)
 end
 
-function in_use(rule, cell)
-  return cell.used + overlap(rule, cell)
+function in_use(params, state)
+  return state.used + overlap(params, state)
 end
 
-function idle_after(rule, cell)
-  if cell.used > 0 then
-    return cell.left + rule.span
+function idle_after(params, state)
+  if state.used > 0 then
+    return state.left + params.span
   end
-  return cell.before > 0 and cell.left or 0
+  return state.before > 0 and state.left or 0
 end
 
-function charge(rule, cell, cost)
-  cell.used = cell.used + cost
-  local value = string.format('%.0f %.17g %.17g', cell.number, cell.used, cell.before)
-  redis.call('PSETEX', rule.key, life(cell.left + rule.span), value)
+function charge(params, state, cost)
+  state.used = state.used + cost
+  local value = string.format('%.0f %.17g %.17g', state.number, state.used, state.before)
+  redis.call('PSETEX', params.key, ttl(state.left + params.span), value)
 end
 
-function refund(rule, cell, cost)
-  local here = math.min(cost, cell.used)
-  cell.before = math.max(cell.before - (cost - here), 0)
-  charge(rule, cell, -here)
+function refund(params, state, cost)
+  local here = math.min(cost, state.used)
+  state.before = math.max(state.before - (cost - here), 0)
+  charge(params, state, -here)
 end

@@ -1,45 +1,45 @@
 -- All limits are asked, and all are charged or none.
 
-local rules, cells = {}, {}
+local limit_set, states = {}, {}
 for i = 1, #KEYS do
   local at = 5 * i - 2
-  rules[i] = {
+  limit_set[i] = {
     key = KEYS[i],
     limit = tonumber(ARGV[at]),
     rate = tonumber(ARGV[at + 1]),
     span = tonumber(ARGV[at + 2]),
     slack = tonumber(ARGV[at + 3]),
-    tick = tonumber(ARGV[at + 4]),
+    clock_epsilon = tonumber(ARGV[at + 4]),
   }
-  cells[i] = read(rules[i])
+  states[i] = read(limit_set[i])
 end
 
 if verb == 'refund' then
-  for i, rule in ipairs(rules) do
-    if in_use(rule, cells[i]) > 0 then
-      refund(rule, cells[i], cost)
+  for i, params in ipairs(limit_set) do
+    if in_use(params, states[i]) > 0 then
+      refund(params, states[i], cost)
     end
   end
   return 1
 end
 
 local longest, waits = 0, {}
-for i, rule in ipairs(rules) do
-  waits[i] = wait(rule, cells[i], cost)
+for i, params in ipairs(limit_set) do
+  waits[i] = wait(params, states[i], cost)
   longest = math.max(longest, waits[i])
 end
 
 local taken = cost
 if verb == 'lease' then
   local room = tonumber(ARGV[5 * #KEYS + 4])
-  for i, rule in ipairs(rules) do
-    room = math.min(room, rule.limit - in_use(rule, cells[i]))
+  for i, params in ipairs(limit_set) do
+    room = math.min(room, params.limit - in_use(params, states[i]))
   end
   taken = cost + math.max(math.floor(room - cost), 0)
 end
 if longest == 0 and taken > 0 then
-  for i, rule in ipairs(rules) do
-    charge(rule, cells[i], taken)
+  for i, params in ipairs(limit_set) do
+    charge(params, states[i], taken)
   end
 end
 if verb == 'allow' then
@@ -48,18 +48,18 @@ end
 
 -- The limit that makes one wait the longest, or else has the least left.
 local index, least, reset_after = 1, math.huge, 0
-for i, rule in ipairs(rules) do
-  local left = math.max(rule.limit - in_use(rule, cells[i]), 0)
+for i, params in ipairs(limit_set) do
+  local left = math.max(params.limit - in_use(params, states[i]), 0)
   if i == 1 or waits[i] > waits[index] or (waits[i] == waits[index] and left < least) then
     index, least = i, left
-    reset_after = idle_after(rule, cells[i])
+    reset_after = idle_after(params, states[i])
   end
 end
 if verb == 'lease' then
   -- What of the grant may come back: no more than any of the limits has in use.
   local used = math.huge
-  for i, rule in ipairs(rules) do
-    used = math.min(used, in_use(rule, cells[i]))
+  for i, params in ipairs(limit_set) do
+    used = math.min(used, in_use(params, states[i]))
   end
   least, reset_after = longest == 0 and taken or 0, used
 end

@@ -15,7 +15,7 @@ if verb == 'allow' and #KEYS == 1 then
     return 0
   end
   used = used + cost
-  local life = math.min(math.ceil((used / rate + at - now) / 1000) + 1, LONGEST)
-  redis.call('PSETEX', KEYS[1], life, struct.pack('<dd', used, at))
+  local ttl = math.min(math.ceil((used / rate + at - now) / 1000) + 1, MAX_TTL)
+  redis.call('PSETEX', KEYS[1], ttl, struct.pack('<dd', used, at))
   return 1
 end

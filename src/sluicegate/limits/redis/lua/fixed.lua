@@ -1,26 +1,26 @@
 -- Fixed window, aligned to Unix time.
 
-function wait(rule, cell, cost)
-  if cell.used + cost <= rule.limit + rule.slack then
+function wait(params, state, cost)
+  if state.used + cost <= params.limit + params.slack then
     return 0
   end
-  return math.max(cell.left, rule.tick)
+  return math.max(state.left, params.clock_epsilon)
 end
 
-function in_use(rule, cell)
-  return cell.used
+function in_use(params, state)
+  return state.used
 end
 
-function idle_after(rule, cell)
-  return cell.used > 0 and cell.left or 0
+function idle_after(params, state)
+  return state.used > 0 and state.left or 0
 end
 
-function charge(rule, cell, cost)
-  cell.used = cell.used + cost
-  local value = string.format('%.0f %.17g', cell.number, cell.used)
-  redis.call('PSETEX', rule.key, life(cell.left), value)
+function charge(params, state, cost)
+  state.used = state.used + cost
+  local value = string.format('%.0f %.17g', state.number, state.used)
+  redis.call('PSETEX', params.key, ttl(state.left), value)
 end
 
-function refund(rule, cell, cost)
-  charge(rule, cell, -math.min(cost, cell.used))
+function refund(params, state, cost)
+  charge(params, state, -math.min(cost, state.used))
 end

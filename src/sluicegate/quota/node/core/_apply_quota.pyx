@@ -13,7 +13,7 @@ Other threads of this process have their turn after every part of them (`_gil.px
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from libc.stdint cimport uint32_t
 
-from sluicegate.shm._lockfree_table cimport BYTES, TEXT, Key, Look
+from sluicegate.shm._lockfree_table cimport BYTES, TEXT, Key, ChainSnapshot
 from sluicegate.quota.node.core._shared_header cimport service_number
 from sluicegate.quota.node.core._user_table cimport AGAIN, UserTable, set_time
 from sluicegate.quota.node.core._user_keys cimport is_overflow_name, make_user_key
@@ -52,37 +52,37 @@ def put_shares(UserTable user_table not None, double time, service, users, *, lo
 
 
 cdef bint _has_record(UserTable user_table, Key *key) except -1:
-    cdef Look look
-    user_table.chains.find(key, &look)
-    return look.found >= 0
+    cdef ChainSnapshot snapshot
+    user_table.table.find(key, &snapshot)
+    return snapshot.found >= 0
 
 
 cdef int _put_shares(
     UserTable user_table, double time, object service, Key *key, object key_owner, object shares, long long slot,
     object version,
 ) except -1:
-    cdef Look look
+    cdef ChainSnapshot snapshot
     cdef WindowInfo window
-    cdef UserRecord *record = <UserRecord *> look.payload
-    cdef ResourceCell *cells = <ResourceCell *> (look.payload + USER_WORDS)
+    cdef UserRecord *record = <UserRecord *> snapshot.payload
+    cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
     cdef ResourceCell *cell
     cdef int i, place, count, number
     set_time(&window, time)
     while True:
-        key_owner = user_table.find(key, &look, &window, service, key_owner)
-        if key.kind == BYTES and look.found < 0:
+        key_owner = user_table.find(key, &snapshot, &window, service, key_owner)
+        if key.kind == BYTES and snapshot.found < 0:
             return 0  # the overflow record is not in use
-        if look.found < 0:  # not a newcomer
-            look.limits = 0
+        if snapshot.found < 0:  # not a newcomer
+            snapshot.item_count = 0
             init_record(record, &window)
-        count = look.limits
+        count = snapshot.item_count
         if shares is None:
             for place in range(2):
                 if record.quota_slot[place] == slot:
                     record.quota_slot[place] = -1
         elif not shares:
             # Free users leave room for those with a limit.
-            if key.kind == BYTES or (look.found < 0 and len(user_table) > <Py_ssize_t> user_table.max_users // 2):
+            if key.kind == BYTES or (snapshot.found < 0 and len(user_table) > <Py_ssize_t> user_table.max_users // 2):
                 return 0
             record.free_version = version
         else:
@@ -102,7 +102,7 @@ cdef int _put_shares(
                     cell.amount[place] = <float> share[0]
                     cell.safe = <float> share[1]
         record.generation = window.generation - 1  # to be refreshed at the next request
-        if user_table.put(key, &look, count) != AGAIN:
+        if user_table.put(key, &snapshot, count) != AGAIN:
             return 0  # written, or the user shares an overflow record
 
 
@@ -133,22 +133,22 @@ def put_settled(UserTable user_table not None, ReportTracker tracker not None):
 
 cdef int _put_settled(UserTable user_table, UserTotals user) except -1:
     cdef Key key
-    cdef Look look
+    cdef ChainSnapshot snapshot
     cdef ResourceCell *cell
     cdef int i
     key.data = PyBytes_AS_STRING(user.key)
     key.size = <uint32_t> PyBytes_GET_SIZE(user.key)
     key.kind = TEXT
-    key.generation = user.service_number
+    key.namespace = user.service_number
     while True:
-        user_table.chains.find(&key, &look)
-        if look.found < 0:
+        user_table.table.find(&key, &snapshot)
+        if snapshot.found < 0:
             return 0
         for i in range(user.count):
-            cell = find_cell(<ResourceCell *> (look.payload + USER_WORDS), look.limits, user.totals[i].resource)
+            cell = find_cell(<ResourceCell *> (snapshot.payload + USER_WORDS), snapshot.item_count, user.totals[i].resource)
             if cell != NULL:
                 cell.settled = min(user.totals[i].settled, cell.consumed)
-        if user_table.put(&key, &look, look.limits) != AGAIN:
+        if user_table.put(&key, &snapshot, snapshot.item_count) != AGAIN:
             break
     for i in range(user.count):
         user.totals[i].stored_settled = user.totals[i].settled
@@ -158,22 +158,22 @@ cdef int _put_settled(UserTable user_table, UserTotals user) except -1:
 def forget(UserTable user_table not None, double time, service, user, uint32_t since):
     """Remove a record without a change since a window, if that forgives nothing. Whether it is gone."""
     cdef Key key
-    cdef Look look
+    cdef ChainSnapshot snapshot
     cdef WindowInfo window
-    cdef UserRecord *record = <UserRecord *> look.payload
-    cdef ResourceCell *cells = <ResourceCell *> (look.payload + USER_WORDS)
+    cdef UserRecord *record = <UserRecord *> snapshot.payload
+    cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
     set_time(&window, time)
     key_owner = make_user_key(user, service_number(user_table.header, service), &key)
     while True:
-        user_table.chains.find(&key, &look)
-        if look.found < 0:
+        user_table.table.find(&key, &snapshot)
+        if snapshot.found < 0:
             return True
         if record.changed_window >= since:
             return False
-        key_owner = user_table.find(&key, &look, &window, service, key_owner)
-        if look.found < 0:
+        key_owner = user_table.find(&key, &snapshot, &window, service, key_owner)
+        if snapshot.found < 0:
             return True
-        if record.changed_window >= since or must_keep(record, cells, look.limits, &window):
+        if record.changed_window >= since or must_keep(record, cells, snapshot.item_count, &window):
             return False
-        if user_table.chains.change(&look, <uint32_t> 1 << look.found, NULL, 0, NULL, -1):
+        if user_table.table.change(&snapshot, <uint32_t> 1 << snapshot.found, NULL, 0, NULL, -1):
             return True

@@ -26,7 +26,7 @@ from sluicegate.shm._atomic cimport add, after_reads, before_writes, load, store
 from sluicegate.quota.node.core._admission cimport MAX_CELLS, REQUEST_STARTS
 
 from sluicegate.errors import ConfigError
-from sluicegate._validate import utf8
+from sluicegate._validate import encode_utf8
 from sluicegate.shm.file import MAGIC, SharedFile, is_foreign
 
 __all__ = ["SharedHeader"]
@@ -163,10 +163,10 @@ cdef class SharedHeader:
 
     cdef int _add_name(self, name, str what, char *names, uint64_t *count, int most, int longest) except -1:
         cdef uint64_t i
-        encoded = utf8(what, name)
+        encoded = encode_utf8(what, name)
         if len(encoded) > longest:
             raise ValueError(f"{what} must have at most {longest} bytes, got {name!r}")
-        descriptor = self.file.another()
+        descriptor = self.file.open_unlocked()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             for i in range(load(count)):

@@ -24,7 +24,7 @@ cdef str name_in_key(Key *key)
 cdef inline object make_user_key(object user, uint64_t service, Key *key):
     """Make the key of a user. The returned object owns its bytes: keep it as long as the key."""
     cdef Py_ssize_t size
-    key.generation = service
+    key.namespace = service
     key.kind = TEXT
     if PyUnicode_CheckExact(user) and PyUnicode_IS_COMPACT_ASCII(user):
         size = PyUnicode_GET_LENGTH(user)

@@ -14,7 +14,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 from sluicegate.shm._lockfree_table cimport BYTES
 
-from sluicegate._validate import utf8
+from sluicegate._validate import encode_utf8
 from sluicegate.quota.stable_hash import hash_fraction
 
 __all__ = ["default_memory_name"]
@@ -22,7 +22,7 @@ __all__ = ["default_memory_name"]
 
 cdef object encode_key(object user, Key *key):
     """`make_user_key` for names that are not short ASCII."""
-    key_owner = utf8("user", user)
+    key_owner = encode_utf8("user", user)
     if len(key_owner) > MAX_USER_BYTES:
         digest = hashlib.md5(key_owner, usedforsecurity=False).hexdigest()
         start = key_owner[: MAX_USER_BYTES - 33].decode("utf-8", "ignore")

@@ -4,7 +4,7 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from sluicegate.shm._lockfree_table cimport Chains, Key, Look
+from sluicegate.shm._lockfree_table cimport LockFreeTable, Key, ChainSnapshot
 from sluicegate.quota.node.core._shared_header cimport SharedHeader
 from sluicegate.quota.node.core._admission cimport DefaultShares, WindowInfo
 
@@ -16,7 +16,7 @@ cdef enum:  # outcomes of writing a record back
 
 @cython.final
 cdef class UserTable:
-    cdef Chains chains
+    cdef LockFreeTable table
     cdef readonly SharedHeader header
     cdef readonly str node_id
     cdef readonly object path
@@ -30,14 +30,14 @@ cdef class UserTable:
     cdef object _read_clock
     cdef object __weakref__
 
-    cdef object find(self, Key *key, Look *look, WindowInfo *window, object service, object key_owner)
-    cdef int put(self, Key *key, Look *look, int count) except -1
+    cdef object find(self, Key *key, ChainSnapshot *snapshot, WindowInfo *window, object service, object key_owner)
+    cdef int put(self, Key *key, ChainSnapshot *snapshot, int count) except -1
     cdef double _time(self) except? -1e300
     cdef int _set_coarse_time(self, WindowInfo *window) except -1
     cdef int _throttle(self, WindowInfo *window, object service, object user, object expect) except -2
     cdef object _throttled(self, WindowInfo *window, object service, object user, int short)
     cdef int _consume(self, WindowInfo *window, object service, object user, object amounts) except -1
-    cdef bint _is_full(self, double time, Look *look)
+    cdef bint _is_full(self, double time, ChainSnapshot *snapshot)
 
 
 cdef inline void set_time(WindowInfo *window, double time) noexcept:

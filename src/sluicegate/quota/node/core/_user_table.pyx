@@ -24,7 +24,7 @@ from pathlib import Path
 from libc.math cimport INFINITY
 
 from sluicegate._clock cimport monotonic, monotonic_coarse
-from sluicegate.shm._lockfree_table cimport BYTES, LONGEST_CHAIN, PAYLOAD, class_of, record_at
+from sluicegate.shm._lockfree_table cimport BYTES, MAX_CHAIN_LENGTH, MAX_PAYLOAD, size_class_of, record_at
 from sluicegate.quota.node.core._costs cimport check_amounts, parse_costs
 from sluicegate.quota.node.core._shared_header cimport MAX_SERVICES, read_defaults, read_window, service_number
 from sluicegate.quota.node.core._user_keys cimport OVERFLOW_RECORDS, make_user_key, name_in_key, overflow_key
@@ -36,7 +36,7 @@ from sluicegate.quota.node.core._admission cimport (
 
 from sluicegate.clock import SystemClock
 from sluicegate.errors import TableFull
-from sluicegate._validate import positive, text, whole
+from sluicegate._validate import check_positive, check_text, check_whole
 from sluicegate.shm.file import path_of, remove
 from sluicegate.quota.node.core._user_keys import default_memory_name
 from sluicegate.quota.stable_hash import hash_fraction
@@ -53,7 +53,7 @@ cdef dict STATE_NAMES = {
 }
 
 assert sizeof(UserRecord) == 8 * USER_WORDS and sizeof(ResourceCell) == 8 * CELL_WORDS
-assert USER_WORDS + MAX_CELLS * CELL_WORDS <= PAYLOAD
+assert USER_WORDS + MAX_CELLS * CELL_WORDS <= MAX_PAYLOAD
 
 
 cdef class UserTable:
@@ -81,11 +81,12 @@ cdef class UserTable:
     ):
         if isinstance(services, str):
             raise TypeError(f"services must be a list of names, got the str {services!r}")
-        self.node_id = text("node_id", node_id)
-        self.slot_seconds = positive("slot_seconds", slot_seconds)
-        self.lease = whole("lease", lease, 0)
-        self.max_users = whole("max_users", max_users, 1)
-        self.reservation_windows = max(1, round(positive("reservation_seconds", reservation_seconds) / slot_seconds))
+        self.node_id = check_text("node_id", node_id)
+        self.slot_seconds = check_positive("slot_seconds", slot_seconds)
+        self.lease = check_whole("lease", lease, 0)
+        self.max_users = check_whole("max_users", max_users, 1)
+        reservation_seconds = check_positive("reservation_seconds", reservation_seconds)
+        self.reservation_windows = max(1, round(reservation_seconds / slot_seconds))
         self.clock = SystemClock() if clock is None else clock
         self._read_clock = None if isinstance(self.clock, SystemClock) else clock.now
         checked = None if fallback is None else check_amounts("fallback", fallback)
@@ -96,10 +97,10 @@ cdef class UserTable:
         now = self.now()
         wall = getattr(self.clock, "wall", self.clock.now)()
         self.header = SharedHeader(f"{self.path}-head", node_id, self.slot_seconds, now=now, wall=wall)
-        self.chains = Chains(
+        self.table = LockFreeTable(
             self.path,
             f"node {node_id} boot {self.header.boot}",
-            self.max_users + whole("max_services", max_services, 1) * OVERFLOW_RECORDS,
+            self.max_users + check_whole("max_services", max_services, 1) * OVERFLOW_RECORDS,
             USER_WORDS,
             CELL_WORDS,
             b"",
@@ -107,7 +108,7 @@ cdef class UserTable:
             True,
             0.0,
             0.0,
-            usual_limits=MAX_CELLS,
+            usual_items=MAX_CELLS,
         )
         for service in services:
             self.header.add_service(service)
@@ -130,7 +131,7 @@ cdef class UserTable:
 
     def close(self):
         """Unmap the memory; it stays for other processes, and for later."""
-        self.chains.close()
+        self.table.close()
         self.header.close()
 
     # Time
@@ -198,11 +199,11 @@ cdef class UserTable:
         When there is no memory to count in, no new user can pass.
         """
         cdef Key key
-        cdef Look look
+        cdef ChainSnapshot snapshot
         cdef Costs costs
         cdef Costs *expected = NULL
-        cdef UserRecord *record = <UserRecord *> look.payload
-        cdef ResourceCell *cells = <ResourceCell *> (look.payload + USER_WORDS)
+        cdef UserRecord *record = <UserRecord *> snapshot.payload
+        cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
         cdef int short, count, outcome, number = service_number(self.header, service)
         cdef bint asks
         key_owner = make_user_key(user, number, &key)
@@ -210,13 +211,13 @@ cdef class UserTable:
             parse_costs(self.header, "expect", expect, &costs)
             expected = &costs
         while True:
-            key_owner = self.find(&key, &look, window, service, key_owner)
+            key_owner = self.find(&key, &snapshot, window, service, key_owner)
             if record.state == FREE:
                 if window.number - record.changed_window > REFRESH_WINDOWS:  # or the record would be forgotten as idle
                     record.changed_window = window.number
-                    self.put(&key, &look, look.limits)
+                    self.put(&key, &snapshot, snapshot.item_count)
                 return PASSED
-            count = look.limits
+            count = snapshot.item_count
             asks = uses_credit(record.state) and record.state != SAFE
             short = first_short(record, cells, count, expected, window)
             if short < 0:
@@ -233,7 +234,7 @@ cdef class UserTable:
             asks = asks and record.asked_window != window.number
             if asks:
                 record.asked_window = window.number
-            outcome = self.put(&key, &look, count)
+            outcome = self.put(&key, &snapshot, count)
             if outcome == FULL:
                 return REQUEST_STARTS
             if outcome == DONE:
@@ -243,20 +244,20 @@ cdef class UserTable:
 
     cdef int _consume(self, WindowInfo *window, object service, object user, object amounts) except -1:
         cdef Key key
-        cdef Look look
+        cdef ChainSnapshot snapshot
         cdef Costs costs
-        cdef UserRecord *record = <UserRecord *> look.payload
-        cdef ResourceCell *cells = <ResourceCell *> (look.payload + USER_WORDS)
+        cdef UserRecord *record = <UserRecord *> snapshot.payload
+        cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
         cdef int i, count, outcome, number = service_number(self.header, service)
         key_owner = make_user_key(user, number, &key)
         parse_costs(self.header, "amounts", amounts, &costs)
         while True:
-            key_owner = self.find(&key, &look, window, service, key_owner)
+            key_owner = self.find(&key, &snapshot, window, service, key_owner)
             if record.state == FREE and not has_running_requests(record):
                 return 0
-            count = look.limits
+            count = snapshot.item_count
             finish_request(record, cells, &count, &costs)
-            outcome = self.put(&key, &look, count)
+            outcome = self.put(&key, &snapshot, count)
             if outcome == FULL:
                 raise TableFull(f"{self!r} is full: {amounts!r} of user {user!r} was not counted")
             if outcome == DONE:
@@ -276,23 +277,23 @@ cdef class UserTable:
         the count, unless requests of the user are running.
         """
         cdef Key key
-        cdef Look look
+        cdef ChainSnapshot snapshot
         cdef WindowInfo window
         cdef Costs costs
-        cdef UserRecord *record = <UserRecord *> look.payload
-        cdef ResourceCell *cells = <ResourceCell *> (look.payload + USER_WORDS)
+        cdef UserRecord *record = <UserRecord *> snapshot.payload
+        cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
         cdef int cell_count, outcome, number = service_number(self.header, service)
         cdef uint32_t admitted, most
         cdef bint asks
-        most = count if type(count) is int and 0 <= count < 1 << 31 else whole("count", count, 0)
+        most = count if type(count) is int and 0 <= count < 1 << 31 else check_whole("count", count, 0)
         set_time(&window, time)
         key_owner = make_user_key(user, number, &key)
         parse_costs(self.header, "amounts", amounts, &costs)
         while most:
-            key_owner = self.find(&key, &look, &window, service, key_owner)
+            key_owner = self.find(&key, &snapshot, &window, service, key_owner)
             if record.state == FREE:
                 return most
-            cell_count = look.limits
+            cell_count = snapshot.item_count
             admitted = 0
             asks = uses_credit(record.state) and record.state != SAFE
             if not has_running_requests(record):
@@ -309,7 +310,7 @@ cdef class UserTable:
             asks = asks and record.asked_window != window.number
             if asks:
                 record.asked_window = window.number
-            outcome = self.put(&key, &look, cell_count)
+            outcome = self.put(&key, &snapshot, cell_count)
             if outcome == FULL:
                 return 0
             if outcome == DONE:
@@ -321,89 +322,89 @@ cdef class UserTable:
     def state(self, double time, service, user):
         """What a user has in this slot: fresh, reused, safe, newcomer, free or fallback."""
         cdef Key key
-        cdef Look look
+        cdef ChainSnapshot snapshot
         cdef WindowInfo window
         set_time(&window, time)
         key_owner = make_user_key(user, service_number(self.header, service), &key)
-        key_owner = self.find(&key, &look, &window, service, key_owner)
-        return state_name((<UserRecord *> look.payload).state)
+        key_owner = self.find(&key, &snapshot, &window, service, key_owner)
+        return state_name((<UserRecord *> snapshot.payload).state)
 
     # A user's record
 
-    cdef object find(self, Key *key, Look *look, WindowInfo *window, object service, object key_owner):
+    cdef object find(self, Key *key, ChainSnapshot *snapshot, WindowInfo *window, object service, object key_owner):
         """Copy a user's record, or a new one, brought to this window. The returned object owns the key's bytes."""
-        cdef UserRecord *record = <UserRecord *> look.payload
-        cdef ResourceCell *cells = <ResourceCell *> (look.payload + USER_WORDS)
+        cdef UserRecord *record = <UserRecord *> snapshot.payload
+        cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
         window.user_fraction = -1.0
         while True:
             read_window(self.header, window)
-            self.chains.find(key, look)
-            if look.found >= 0 and record.generation == window.generation and record.window >= window.number:
+            self.table.find(key, snapshot)
+            if snapshot.found >= 0 and record.generation == window.generation and record.window >= window.number:
                 if record.window == window.number or not window.is_coarse:
                     return key_owner
                 set_time(window, monotonic())  # the coarse clock is still in the window before
                 continue
-            if look.found >= 0 and is_free(record, window) and not has_running_requests(record):
+            if snapshot.found >= 0 and is_free(record, window) and not has_running_requests(record):
                 record.state = FREE  # windows make no difference to a free user
                 return key_owner
             if window.is_coarse:
                 set_time(window, monotonic())
-            read_defaults(self.header, <int> key.generation, window)
+            read_defaults(self.header, <int> key.namespace, window)
             if not window.has_defaults:
                 window.defaults = self._fallback
-            if look.found < 0:
-                if key.kind != BYTES and self._is_full(window.time, look):
+            if snapshot.found < 0:
+                if key.kind != BYTES and self._is_full(window.time, snapshot):
                     key_owner = overflow_key(key)
                     continue
-                look.limits = 0
+                snapshot.item_count = 0
                 init_record(record, window)
             window.lease = self.lease
             window.reservation_windows = self.reservation_windows
-            if refresh_record(record, cells, &look.limits, window):
+            if refresh_record(record, cells, &snapshot.item_count, window):
                 return key_owner
             window.user_fraction = hash_fraction(self.node_id, service, name_in_key(key))
 
-    cdef bint _is_full(self, double time, Look *look):
+    cdef bint _is_full(self, double time, ChainSnapshot *snapshot):
         """Whether there is no room for one more user."""
         return (
-            self.chains.counters.count.word >= self.max_users
-            or look.length >= LONGEST_CHAIN
+            self.table.counters.count.word >= self.max_users
+            or snapshot.length >= MAX_CHAIN_LENGTH
             or time < self._no_memory_until
         )
 
-    cdef int put(self, Key *key, Look *look, int count) except -1:
+    cdef int put(self, Key *key, ChainSnapshot *snapshot, int count) except -1:
         """Write a changed copy in the place of the record.
 
         AGAIN: another process was faster, or there is no room for one more user, which then shares a record.
         FULL: there is no memory for it at all.
         """
         cdef int size_class
-        if look.found >= 0 and count == record_at(self.chains, look.units[look.found]).limits:
-            return self.chains.change(look, <uint32_t> 1 << look.found, key, count, look.payload, -1)
-        size_class = class_of(self.chains.header, key.size, count)
-        if look.found >= 0:
-            size_class = self.chains.room_for(size_class)
+        if snapshot.found >= 0 and count == record_at(self.table, snapshot.blocks[snapshot.found]).item_count:
+            return self.table.change(snapshot, <uint32_t> 1 << snapshot.found, key, count, snapshot.payload, -1)
+        size_class = size_class_of(self.table.header, key.size, count)
+        if snapshot.found >= 0:
+            size_class = self.table.ensure_free(size_class)
             if size_class < 0:
                 return FULL
-            return self.chains.change(look, <uint32_t> 1 << look.found, key, count, look.payload, size_class)
-        size_class = self.chains.admit(size_class) if look.length < LONGEST_CHAIN else -1
+            return self.table.change(snapshot, <uint32_t> 1 << snapshot.found, key, count, snapshot.payload, size_class)
+        size_class = self.table.admit(size_class) if snapshot.length < MAX_CHAIN_LENGTH else -1
         if size_class < 0:
             if key.kind == BYTES:
                 return FULL
             self._no_memory_until = self._time() + 1.0  # until then new users share the overflow records
             return AGAIN
-        if self.chains.change(look, 0, key, count, look.payload, size_class):
+        if self.table.change(snapshot, 0, key, count, snapshot.payload, size_class):
             return DONE
-        self.chains.dismiss()
+        self.table.cancel_admit()
         return AGAIN
 
     def __len__(self):
         """Users that have a record."""
-        self.chains.check()
-        return self.chains.counters.count.word
+        self.table.check()
+        return self.table.counters.count.word
 
     def __repr__(self):
-        if self.chains.file is None:
+        if self.table.file is None:
             return f"UserTable({self.node_id!r}, closed)"
         return f"UserTable({self.node_id!r}, {str(self.path)!r}, users={len(self)})"
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from sluicegate._validate import text
+from sluicegate._validate import check_text
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.messages import Ack, Ask, Quota, Report, Share
 from sluicegate.quota.node.core._apply_quota import forget, put_settled, put_shares
@@ -74,7 +74,7 @@ class Reporter:
     ) -> None:
         self._user_table = user_table
         self._header = user_table.header
-        self._centrals = tuple(text("central", name) for name in centrals)
+        self._centrals = tuple(check_text("central", name) for name in centrals)
         if not self._centrals or len(set(self._centrals)) < len(self._centrals):
             raise ValueError(f"centrals must be one or more distinct names, got {centrals!r}")
         self.boot: int = self._header.boot if boot is None else boot

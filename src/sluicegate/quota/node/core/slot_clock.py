@@ -27,7 +27,7 @@ from collections import deque
 from operator import attrgetter
 from typing import NamedTuple
 
-from sluicegate._validate import positive, real
+from sluicegate._validate import check_number, check_positive
 
 __all__ = ["SlotClock"]
 
@@ -51,8 +51,8 @@ class SlotClock:
     """The leader's slots on the node's monotonic clock."""
 
     def __init__(self, slot_seconds: float, *, now: float, wall: float) -> None:
-        self.slot_seconds = positive("slot_seconds", slot_seconds)
-        self._offset = real("wall", wall) - real("now", now)
+        self.slot_seconds = check_positive("slot_seconds", slot_seconds)
+        self._offset = check_number("wall", wall) - check_number("now", now)
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
         self._hint: float | None = None
         self._epoch = -1

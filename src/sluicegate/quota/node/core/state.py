@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sluicegate._validate import whole
+from sluicegate._validate import check_whole
 from sluicegate.quota.errors import Throttled
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.node.core._user_table import UserTable
@@ -52,7 +52,7 @@ class NodeState:
                 max_services=max_services,
                 clock=_StartClock(now, wall),
             )
-        self._reporter = Reporter(self._user_table, centrals, boot=whole("boot", boot, 0))
+        self._reporter = Reporter(self._user_table, centrals, boot=check_whole("boot", boot, 0))
 
     # Requests
 

@@ -104,7 +104,7 @@ def test_limiters_on_the_wrong_side_are_refused(
 ) -> None:
     with override_settings(SLUICEGATE={"rules": [Rule(make_async(Keyed("1/s")))]}):
         RateLimitMiddleware(hello_async)
-        with pytest.raises(TypeError, match="nothing here can await"):
+        with pytest.raises(TypeError, match="cannot be awaited here"):
             RateLimitMiddleware(hello)
     with override_settings(SLUICEGATE={"rules": [Rule(make_blocking(Keyed("1/s")))]}):
         RateLimitMiddleware(hello)

@@ -11,7 +11,7 @@ import pytest
 
 from sluicegate import Keyed, ManualClock, RateLimited
 from sluicegate.integrations.httpx import AsyncRateLimitTransport, RateLimitTransport
-from sluicegate.integrations.server_backoff import Holds, asked_for
+from sluicegate.integrations.server_backoff import ServerBackoff, requested_pause
 
 Answer = Callable[[httpx.Request], httpx.Response]
 NOON = 1_700_000_000.0
@@ -22,12 +22,12 @@ class Server:
 
     def __init__(self, clock: ManualClock, *answers: httpx.Response) -> None:
         self._clock = clock
-        self._answers = list(answers)
+        self._responses = list(answers)
         self.asked: list[float] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.asked.append(round(self._clock.now(), 3))
-        return self._answers.pop(0) if self._answers else httpx.Response(200)
+        return self._responses.pop(0) if self._responses else httpx.Response(200)
 
 
 Get = Callable[..., list[int]]
@@ -214,9 +214,9 @@ def test_limiters_wait_in_threads_or_in_tasks(clock: ManualClock) -> None:
 
     asyncio.run(story())
     assert server.asked == [0.0, 1.0, 1.0, 2.0]
-    with pytest.raises(TypeError, match="answers with coroutines"):
+    with pytest.raises(TypeError, match="is async; use"):
         RateLimitTransport(coroutines, mock)
-    with pytest.raises(TypeError, match="would stop the event loop"):
+    with pytest.raises(TypeError, match="would stall the event loop"):
         AsyncRateLimitTransport(blocking, mock)
 
 
@@ -231,22 +231,22 @@ def test_wrong_arguments_are_told_at_once() -> None:
 
 
 def test_holds_are_bounded_and_forgotten() -> None:
-    holds = Holds(longest=60.0)
+    backoff = ServerBackoff(longest=60.0)
     for number in range(10_050):
-        holds.hold(f"host{number}", 10.0 + number / 1e6, now=0.0)
-    assert len(holds) == 10_000
-    assert holds.wait("host49", now=0.0) == 0.0  # the first to end made room
-    assert holds.wait("host10049", now=0.0) > 10.0
-    holds.hold("host10049", 1.0, now=0.0)  # a shorter one changes nothing
-    assert holds.wait("host10049", now=5.0) > 5.0
-    assert holds.wait("host10049", now=99.0) == 0.0
+        backoff.back_off(f"host{number}", 10.0 + number / 1e6, now=0.0)
+    assert len(backoff) == 10_000
+    assert backoff.wait("host49", now=0.0) == 0.0  # the first to end made room
+    assert backoff.wait("host10049", now=0.0) > 10.0
+    backoff.back_off("host10049", 1.0, now=0.0)  # a shorter one changes nothing
+    assert backoff.wait("host10049", now=5.0) > 5.0
+    assert backoff.wait("host10049", now=99.0) == 0.0
     for late in ("late", "later"):
-        holds.hold(late, 1.0, now=99.0)
-    assert len(holds) == 2
+        backoff.back_off(late, 1.0, now=99.0)
+    assert len(backoff) == 2
 
 
 def test_nothing_is_asked_for_by_an_answer_without_fields() -> None:
-    assert asked_for(200, {}.get, 0.0) == 0.0
+    assert requested_pause(200, {}.get, 0.0) == 0.0
 
 
 def test_those_who_waited_out_a_pause_do_not_all_go_at_once(clock: ManualClock) -> None:
@@ -268,4 +268,4 @@ def test_those_who_waited_out_a_pause_do_not_all_go_at_once(clock: ManualClock) 
 
 def test_a_date_that_is_no_date_is_ignored() -> None:
     for text in ("Mon, 1 Jan 99999999999 00:00:00 GMT", "Mon, 99 Foo", "\x00"):
-        assert asked_for(429, {"retry-after": text}.get, NOON) == 0.0
+        assert requested_pause(429, {"retry-after": text}.get, NOON) == 0.0

@@ -135,5 +135,5 @@ def test_many_threads_share_one_limit() -> None:
 
 
 def test_coroutines_have_no_place_here(make_async: Callable[[Keyed], Any]) -> None:
-    with pytest.raises(TypeError, match="nothing here can await"):
+    with pytest.raises(TypeError, match="cannot be awaited here"):
         RateLimitMiddleware(hello, [Rule(make_async(Keyed("1/s")))])

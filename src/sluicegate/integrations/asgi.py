@@ -19,11 +19,11 @@ from sluicegate.integrations.http.gate import Gate, OnRefusal, Verdict
 from sluicegate.integrations.http.request import ScopeRequest
 from sluicegate.integrations.http.responses import (
     TRY_AGAIN_LATER,
-    Answers,
     Body,
     Field,
-    Refusal,
-    beside,
+    RefusalResponse,
+    ResponseBuilder,
+    fields_to_add,
     problem,
 )
 from sluicegate.integrations.http.rules import Rule
@@ -35,8 +35,8 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
-    "answer",
-    "turn_away",
+    "reject_websocket",
+    "send_response",
 ]
 
 Scope = MutableMapping[str, Any]
@@ -51,7 +51,7 @@ class RateLimitMiddleware:
 
     `headers`: answers that pass carry `RateLimit-Policy` and `RateLimit`, too. `x_headers`,
     `shadow_header`: see `responses.py`. `body(outcome)` makes the content type and the body
-    of a refusal; `on_refusal(request, outcome)` is told of each, also of those in shadow.
+    of a refusal; `on_refusal(request, outcome)` is called for each, also for those in shadow.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class RateLimitMiddleware:
         self._app = app
         self._gate = Gate(rules, in_event_loop=True, on_refusal=on_refusal)
         self._must_await = self._gate.must_await
-        self._answers = Answers(
+        self._responses = ResponseBuilder(
             headers=headers, x_headers=x_headers, shadow_header=shadow_header, body=body
         )
-        self._tells_allowed = self._answers.tells_allowed
+        self._adds_headers = self._responses.adds_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -82,26 +82,26 @@ class RateLimitMiddleware:
         gate = self._gate
         verdict = await gate.decide_async(request) if self._must_await else gate.decide(request)
         if verdict.refused is not None:
-            refusal = self._answers.refusal(verdict, request.method)
+            refusal = self._responses.refusal(verdict, request.method)
             if kind == "http":
-                await answer(refusal, send, "http.response")
+                await send_response(refusal, send, "http.response")
             else:
-                await turn_away(refusal, scope, receive, send)
+                await reject_websocket(refusal, scope, receive, send)
             return
-        if self._tells_allowed:
-            send = _with_fields(self._answers, verdict, send)
+        if self._adds_headers:
+            send = _with_fields(self._responses, verdict, send)
         await self._app(scope, receive, send)
 
     def __repr__(self) -> str:
         return f"RateLimitMiddleware({self._app!r}, rules={list(self._gate.rules)})"
 
 
-def _with_fields(answers: Answers, verdict: Verdict, send: Send) -> Send:
+def _with_fields(responses: ResponseBuilder, verdict: Verdict, send: Send) -> Send:
     async def send_with_fields(message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start" or kind == "websocket.accept":
             # Now, and not before: a limit further in may have refused, and all is given back.
-            fields = answers.fields(verdict)
+            fields = responses.fields(verdict)
             there = list(message.get("headers") or ())
             message = {**message, "headers": there + _raw(_added(fields, there))}
         await send(message)
@@ -121,21 +121,23 @@ def _added(fields: list[Field], there: list[tuple[bytes, bytes]]) -> list[Field]
         lines = [value for name, value in there if name.lower() == wanted.encode()]
         return b", ".join(lines).decode("latin-1") if lines else None
 
-    return beside(fields, present)
+    return fields_to_add(fields, present)
 
 
-async def answer(refusal: Refusal, send: Send, kind: str) -> None:
-    """Send a whole answer; `kind` is what its messages are called."""
+async def send_response(refusal: RefusalResponse, send: Send, kind: str) -> None:
+    """Send a whole response; `kind` is what its messages are called."""
     headers = _raw(refusal.fields)
     await send({"type": f"{kind}.start", "status": refusal.status, "headers": headers})
     await send({"type": f"{kind}.body", "body": refusal.body})
 
 
-async def turn_away(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+async def reject_websocket(
+    refusal: RefusalResponse, scope: Scope, receive: Receive, send: Send
+) -> None:
     """Refuse a websocket before it is accepted."""
     await receive()  # websocket.connect, which the protocol wants answered
     if "websocket.http.response" in (scope.get("extensions") or {}):
-        await answer(refusal, send, "websocket.http.response")
+        await send_response(refusal, send, "websocket.http.response")
     else:
         await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": "rate limited"})
 

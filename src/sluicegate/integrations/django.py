@@ -35,7 +35,7 @@ except ModuleNotFoundError as _missing:
 
 from sluicegate.integrations.http.gate import Gate, OnRefusal, Verdict
 from sluicegate.integrations.http.request import EnvironRequest
-from sluicegate.integrations.http.responses import Answers, Body, beside, problem
+from sluicegate.integrations.http.responses import Body, ResponseBuilder, fields_to_add, problem
 from sluicegate.integrations.http.rules import RuleLike, as_rules
 
 __all__ = ["RateLimitMiddleware", "limit"]
@@ -55,18 +55,20 @@ class RateLimitMiddleware:
         unknown = [name for name in options if name not in OPTIONS]
         if unknown or "rules" not in options:
             wrong = f"got {unknown[0]!r}" if unknown else "'rules' is missing"
-            raise ImproperlyConfigured(f"SLUICEGATE takes {', '.join(OPTIONS)}; {wrong}")
+            raise ImproperlyConfigured(
+                f"invalid setting SLUICEGATE: expected {', '.join(OPTIONS)}; {wrong}"
+            )
         rules, on_refusal = options.pop("rules"), options.pop("on_refusal", None)
         self._get_response = get_response
         self._is_async = iscoroutinefunction(get_response)
-        self._answers = Answers(**options)
+        self._responses = ResponseBuilder(**options)
         self._gate = Gate(rules, in_event_loop=self._is_async, on_refusal=on_refusal)
         if self._is_async:
             markcoroutinefunction(self)
 
     def __call__(self, request: HttpRequest) -> Any:
-        door = _call_async if self._is_async else _call
-        return door(self._gate, self._answers, request, self._get_response, (request,), {})
+        call = _call_async if self._is_async else _call
+        return call(self._gate, self._responses, request, self._get_response, (request,), {})
 
 
 def limit(
@@ -82,7 +84,9 @@ def limit(
     For classes, through Django's `method_decorator`.
     """
     own = as_rules(rules)
-    answers = Answers(headers=headers, x_headers=x_headers, shadow_header=shadow_header, body=body)
+    responses = ResponseBuilder(
+        headers=headers, x_headers=x_headers, shadow_header=shadow_header, body=body
+    )
     # `method_decorator` decorates anew for each call, so the gate is made outside of it.
     gate_for = functools.cache(
         lambda in_event_loop: Gate(own, in_event_loop=in_event_loop, on_refusal=on_refusal)
@@ -93,14 +97,14 @@ def limit(
             gate = gate_for(True)
 
             async def limited_view(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-                return await _call_async(gate, answers, request, view, (request, *args), kwargs)
+                return await _call_async(gate, responses, request, view, (request, *args), kwargs)
 
             return functools.wraps(view)(limited_view)  # type: ignore[return-value]
 
         gate = gate_for(False)
 
         def limited_sync_view(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            return _call(gate, answers, request, view, (request, *args), kwargs)
+            return _call(gate, responses, request, view, (request, *args), kwargs)
 
         return functools.wraps(view)(limited_sync_view)  # type: ignore[return-value]
 
@@ -115,7 +119,7 @@ def _is_async(view: Callable[..., Any]) -> bool:
 
 def _call(
     gate: Gate,
-    answers: Answers,
+    responses: ResponseBuilder,
     request: HttpRequest,
     view: Callable[..., Any],
     args: tuple[Any, ...],
@@ -124,13 +128,13 @@ def _call(
     asked = EnvironRequest(request.META, request, request.path_info)
     verdict = gate.decide(asked)
     if verdict.refused is None:
-        return _with_fields(answers, verdict, view(*args, **kwargs))
-    return _refusal(answers, verdict, asked.method)
+        return _with_fields(responses, verdict, view(*args, **kwargs))
+    return _refusal(responses, verdict, asked.method)
 
 
 async def _call_async(
     gate: Gate,
-    answers: Answers,
+    responses: ResponseBuilder,
     request: HttpRequest,
     view: Callable[..., Awaitable[Any]],
     args: tuple[Any, ...],
@@ -139,18 +143,20 @@ async def _call_async(
     asked = EnvironRequest(request.META, request, request.path_info)
     verdict = await gate.decide_async(asked)
     if verdict.refused is None:
-        return _with_fields(answers, verdict, await view(*args, **kwargs))
-    return _refusal(answers, verdict, asked.method)
+        return _with_fields(responses, verdict, await view(*args, **kwargs))
+    return _refusal(responses, verdict, asked.method)
 
 
-def _with_fields(answers: Answers, verdict: Verdict, response: HttpResponse) -> HttpResponse:
-    if answers.tells_allowed:
-        for name, value in beside(answers.fields(verdict), response.headers.get):
+def _with_fields(
+    responses: ResponseBuilder, verdict: Verdict, response: HttpResponse
+) -> HttpResponse:
+    if responses.adds_headers:
+        for name, value in fields_to_add(responses.fields(verdict), response.headers.get):
             there = response.headers.get(name)  # Django keeps one line of a name
             response.headers[name] = value if there is None else f"{there}, {value}"
     return response
 
 
-def _refusal(answers: Answers, verdict: Verdict, method: str) -> HttpResponse:
-    refusal = answers.refusal(verdict, method)
+def _refusal(responses: ResponseBuilder, verdict: Verdict, method: str) -> HttpResponse:
+    refusal = responses.refusal(verdict, method)
     return HttpResponse(refusal.body, status=refusal.status, headers=dict(refusal.fields))

@@ -32,9 +32,9 @@ from sluicegate.integrations.http.gate import Gate, OnRefusal, Outcome
 from sluicegate.integrations.http.request import ScopeRequest
 from sluicegate.integrations.http.responses import (
     TRY_AGAIN_LATER,
-    Answers,
     Body,
-    Refusal,
+    RefusalResponse,
+    ResponseBuilder,
     problem,
     problem_members,
 )
@@ -45,7 +45,7 @@ __all__ = ["RESPONSES", "Refused", "answer_refused", "limit"]
 # For `responses=` of a route, router or application: how OpenAPI tells of a refusal.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     429: {
-        "description": "A limit is used up",
+        "description": "Rate limit exceeded",
         "headers": {
             "Retry-After": {"description": "Seconds", "schema": {"type": "integer"}},
             "RateLimit-Policy": {"schema": {"type": "string"}},
@@ -72,7 +72,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 class Refused(HTTPException):
     """A request that a rule refused: `outcome` says which and why, `refusal` is the answer."""
 
-    def __init__(self, outcome: Outcome, refusal: Refusal) -> None:
+    def __init__(self, outcome: Outcome, refusal: RefusalResponse) -> None:
         headers = {name: value for name, value in refusal.fields if name != "Content-Length"}
         detail = problem_members(outcome)["detail"]
         super().__init__(status_code=refusal.status, detail=detail, headers=headers)
@@ -90,22 +90,22 @@ async def answer_refused(request: Request, refused: Exception) -> Response:
 class Dependency:
     """What `limit` returns, for `Depends`."""
 
-    def __init__(self, gate: Gate, answers: Answers) -> None:
+    def __init__(self, gate: Gate, responses: ResponseBuilder) -> None:
         self._gate = gate
-        self._answers = answers
+        self._responses = responses
 
     async def __call__(self, connection: HTTPConnection, response: Response) -> None:
         gate = self._gate
         request = ScopeRequest(connection.scope)
         verdict = await gate.decide_async(request) if gate.must_await else gate.decide(request)
         if verdict.refused is None:
-            for name, value in self._answers.fields(verdict):
+            for name, value in self._responses.fields(verdict):
                 # Several dependencies of a route have one answer to write to.
                 response.headers.append(name, value)
         elif connection.scope["type"] == "websocket":
             raise WebSocketException(TRY_AGAIN_LATER, "rate limited")
         else:
-            refusal = self._answers.refusal(verdict, request.method)
+            refusal = self._responses.refusal(verdict, request.method)
             raise Refused(verdict.refused, refusal)
 
     def __repr__(self) -> str:
@@ -126,5 +126,7 @@ def limit(
     middleware.
     """
     gate = Gate(as_rules(rules), in_event_loop=True, on_refusal=on_refusal)
-    answers = Answers(headers=headers, x_headers=x_headers, shadow_header=shadow_header, body=body)
-    return Dependency(gate, answers)
+    responses = ResponseBuilder(
+        headers=headers, x_headers=x_headers, shadow_header=shadow_header, body=body
+    )
+    return Dependency(gate, responses)

@@ -39,10 +39,10 @@ except ModuleNotFoundError as _missing:
 from sluicegate.integrations.http.gate import Gate, OnRefusal, Outcome, Verdict
 from sluicegate.integrations.http.request import EnvironRequest
 from sluicegate.integrations.http.responses import (
-    Answers,
     Body,
-    Refusal,
-    beside,
+    RefusalResponse,
+    ResponseBuilder,
+    fields_to_add,
     problem,
     problem_members,
 )
@@ -56,7 +56,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 class Refused(TooManyRequests):
     """A request that a rule refused: `outcome` says which and why."""
 
-    def __init__(self, outcome: Outcome, refusal: Refusal) -> None:
+    def __init__(self, outcome: Outcome, refusal: RefusalResponse) -> None:
         response = Response(refusal.body, refusal.status, refusal.fields)
         super().__init__(str(problem_members(outcome)["detail"]), response)
         self.outcome = outcome
@@ -81,7 +81,7 @@ class RateLimit:
         on_refusal: OnRefusal | None = None,
     ) -> None:
         self._on_refusal = on_refusal
-        self._answers = Answers(
+        self._responses = ResponseBuilder(
             headers=headers, x_headers=x_headers, shadow_header=shadow_header, body=body
         )
         own = tuple(rules)
@@ -112,7 +112,7 @@ class RateLimit:
     def exempt(self, view: View) -> View:
         """Take a view out of the rules of the extension."""
         if not callable(view):
-            raise TypeError(f"exempt takes a view, got {view!r}")
+            raise TypeError(f"exempt must decorate a view, got {view!r}")
         view._is_exempt_from_sluicegate = True  # type: ignore[attr-defined]
         return view
 
@@ -129,13 +129,15 @@ class RateLimit:
         verdict = gate.decide(asked)
         _verdicts().append(verdict)
         if verdict.refused is not None:
-            refusal = self._answers.refusal(verdict, asked.method)
+            refusal = self._responses.refusal(verdict, asked.method)
             raise Refused(verdict.refused, refusal)
 
     def _after(self, response: Response) -> Response:
         for verdict in _verdicts():
-            if verdict.refused is not None or self._answers.tells_allowed:
-                for name, value in beside(self._answers.fields(verdict), response.headers.get):
+            if verdict.refused is not None or self._responses.adds_headers:
+                for name, value in fields_to_add(
+                    self._responses.fields(verdict), response.headers.get
+                ):
                     response.headers.add(name, value)
         return response
 

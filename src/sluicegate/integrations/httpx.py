@@ -13,8 +13,8 @@ With `retries`, an answer of 429 or 503 is tried again so many times, if its bod
 memory and so can be sent again. The pause is what the server asks for, or else 1, 2, 4...
 seconds. If that would exceed the time-out, the answer is handed to the caller as it is.
 
-The steps are a plan, a generator that yields what is to be done (wait in line, sleep,
-send, close) and is told what came of it; a thread or a task does it. So both transports
+The steps are a plan, a generator that yields what is to be done (wait in the queue,
+sleep, send, close) and is sent the result; a thread or a task does it. So both transports
 are the same, and tests run them on a `ManualClock`.
 """
 
@@ -34,7 +34,7 @@ except ModuleNotFoundError as _missing:
 
 from sluicegate._validate import check_positive, check_timeout, check_whole
 from sluicegate.clock import Clock, SystemClock
-from sluicegate.integrations.server_backoff import BUSY, Holds, asked_for
+from sluicegate.integrations.server_backoff import BUSY, ServerBackoff, requested_pause
 from sluicegate.limits import Decision, Keyed, RateLimited
 from sluicegate.limits.limit import Key, LimitLike
 
@@ -65,7 +65,7 @@ class AsyncWaitingLimiter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Wait in the line of a key, so many seconds at most."""
+    """Wait in the queue of a key, at most `timeout` seconds."""
 
     key: str
     timeout: float
@@ -84,11 +84,11 @@ class Close:
 
 
 Step = Acquire | Sleep | Close | httpx.Request
-Plan = Generator[Step, Any, httpx.Response]
+RequestPlan = Generator[Step, Any, httpx.Response]
 
 
-class Courtesy:
-    """What both transports do, as a plan without I/O."""
+class RequestPacer:
+    """Paces requests for both transports, as a plan without I/O."""
 
     def __init__(
         self,
@@ -101,39 +101,39 @@ class Courtesy:
     ) -> None:
         self.clock: Clock = SystemClock() if clock is None else clock
         self._has_limit = has_limit
-        self._holds = Holds(check_positive("longest_hold", longest_hold))
+        self._backoff = ServerBackoff(check_positive("longest_hold", longest_hold))
         self._key = _host if key is None else key
         self._timeout = check_timeout(timeout)
         self._retries = check_whole("retries", retries, 0)
 
-    def plan(self, request: httpx.Request) -> Plan:
+    def plan(self, request: httpx.Request) -> RequestPlan:
         key = self._key(request)
         can_repeat = isinstance(request.stream, httpx.ByteStream)
         deadline = self.clock.now() + self._timeout
         attempt = 0
         while True:
-            yield from self._sit_out(key, deadline)
+            yield from self._wait_for_server(key, deadline)
             if self._has_limit:
                 yield Acquire(key, max(deadline - self.clock.now(), 0.0))
-                if (yield from self._sit_out(key, deadline)):
-                    continue  # it came while we waited: those in line would now go all at once
+                if (yield from self._wait_for_server(key, deadline)):
+                    continue  # it came while we waited: those in the queue would now go all at once
             response: httpx.Response = yield request
             now = self.clock.now()
-            pause = asked_for(response.status_code, response.headers.get, self._wall_time())
-            self._holds.hold(key, pause, now)
+            pause = requested_pause(response.status_code, response.headers.get, self._wall_time())
+            self._backoff.back_off(key, pause, now)
             if response.status_code not in BUSY or attempt == self._retries or not can_repeat:
                 return response
-            pause = self._holds.wait(key, now) or 2.0**attempt
+            pause = self._backoff.wait(key, now) or 2.0**attempt
             if now + pause > deadline:
                 return response
             yield Close(response)
             yield Sleep(pause)
             attempt += 1
 
-    def _sit_out(self, key: str, deadline: float) -> Generator[Step, Any, bool]:
-        """Wait while the server wants to be left alone; whether it did."""
+    def _wait_for_server(self, key: str, deadline: float) -> Generator[Step, Any, bool]:
+        """Wait while the server asks for a pause; return whether it did."""
         has_waited = False
-        while (pause := self._holds.wait(key, now := self.clock.now())) > 0.0:
+        while (pause := self._backoff.wait(key, now := self.clock.now())) > 0.0:
             if now + pause > deadline:
                 raise RateLimited(Decision(False, retry_after=pause, reset_after=pause))
             yield Sleep(pause)
@@ -168,14 +168,14 @@ class RateLimitTransport(httpx.BaseTransport):
         longest_hold: float = 300.0,
         clock: Clock | None = None,
     ) -> None:
-        self._courtesy = Courtesy(limit is not None, key, timeout, retries, longest_hold, clock)
+        self._pacer = RequestPacer(limit is not None, key, timeout, retries, longest_hold, clock)
         self._acquire: Any = getattr(_limiter(limit, clock), "acquire", None)
         if inspect.iscoroutinefunction(self._acquire):
-            raise TypeError(f"{limit!r} answers with coroutines; use AsyncRateLimitTransport")
+            raise TypeError(f"{limit!r} is async; use AsyncRateLimitTransport")
         self._transport = httpx.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        plan = self._courtesy.plan(request)
+        plan = self._pacer.plan(request)
         answer: Any = None
         try:
             while True:
@@ -189,7 +189,7 @@ class RateLimitTransport(httpx.BaseTransport):
         if isinstance(step, Acquire):
             return self._acquire(step.key, timeout=_finite(step.timeout))
         if isinstance(step, Sleep):
-            return self._courtesy.clock.sleep(step.seconds)
+            return self._pacer.clock.sleep(step.seconds)
         return step.response.close()
 
     def close(self) -> None:
@@ -222,19 +222,19 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         longest_hold: float = 300.0,
         clock: Clock | None = None,
     ) -> None:
-        self._courtesy = Courtesy(limit is not None, key, timeout, retries, longest_hold, clock)
+        self._pacer = RequestPacer(limit is not None, key, timeout, retries, longest_hold, clock)
         limiter = _limiter(limit, clock)
         is_both = hasattr(limiter, "acquire_async")
         self._acquire: Any = getattr(limiter, "acquire_async" if is_both else "acquire", None)
         if limiter is not None and not is_both and not inspect.iscoroutinefunction(self._acquire):
             raise TypeError(
-                f"{limit!r} blocks its thread while it waits, and would stop the event loop; "
-                "use the async kind (AsyncRedisKeyed) here"
+                f"{limit!r} blocks its thread, which would stall the event loop; "
+                "use an async limiter (AsyncRedisKeyed)"
             )
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        plan = self._courtesy.plan(request)
+        plan = self._pacer.plan(request)
         answer: Any = None
         try:
             while True:
@@ -248,7 +248,7 @@ class AsyncRateLimitTransport(httpx.AsyncBaseTransport):
         if isinstance(step, Acquire):
             return await self._acquire(step.key, timeout=_finite(step.timeout))
         if isinstance(step, Sleep):
-            return await self._courtesy.clock.sleep_async(step.seconds)
+            return await self._pacer.clock.sleep_async(step.seconds)
         return await step.response.aclose()
 
     async def aclose(self) -> None:

@@ -1,9 +1,9 @@
-"""What servers ask of their clients, and until when. Pure: the time is an argument.
+"""`ServerBackoff`: pauses that servers ask of their clients. The time is an argument.
 
 A server asks in two ways. `Retry-After` of a 429 or 503, in seconds or as a date, and
 `RateLimit` of any answer: a policy with nothing left (`r=0`) for `t` seconds. The first
 wins where both are there. What cannot be read is ignored, as is the `RateLimit` of an
-answer that a cache kept (`Age`), and nobody is believed beyond the longest hold: a
+answer that a cache kept (`Age`), and nobody is believed beyond the longest pause: a
 mistake of a server must not silence its clients for a year.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
-__all__ = ["Holds", "asked_for"]
+__all__ = ["ServerBackoff", "requested_pause"]
 
-MOST_HOSTS = 10_000
+MAX_HOSTS = 10_000
 BUSY = (429, 503)
 
 _STRING = r'"(?:[^"\\]|\\["\\])*"'
@@ -25,8 +25,8 @@ _ITEM = re.compile(rf'[ \t]*(?:{_STRING}|[A-Za-z*][^;, "]*)((?:{_PARAMETER})*)[ 
 _NUMBER = re.compile(r"; *([rt])=([0-9]{1,15})(?![0-9.])")
 
 
-def asked_for(status: int, header: Callable[[str], str | None], wall_time: float) -> float:
-    """Seconds for which an answer asks to be left alone; 0 if it does not.
+def requested_pause(status: int, header: Callable[[str], str | None], wall_time: float) -> float:
+    """Seconds of pause that a response asks for; 0 if it does not.
 
     `header` finds a field by its lower-case name; `wall_time` is Unix time.
     """
@@ -38,11 +38,11 @@ def asked_for(status: int, header: Callable[[str], str | None], wall_time: float
     state = header("ratelimit")
     if state is None or (header("age") or "0").strip() != "0":
         return 0.0
-    return _used_up(state)
+    return _exhausted_seconds(state)
 
 
-class Holds:
-    """Until when each key (a host) is to be left alone; safe between threads.
+class ServerBackoff:
+    """Until when to send nothing to each key (a host); thread-safe.
 
     At most 10,000 at a time; the one that ends first makes room.
     """
@@ -55,16 +55,16 @@ class Holds:
     def __len__(self) -> int:
         return len(self._until)
 
-    def hold(self, key: str, seconds: float, now: float) -> None:
-        """Leave `key` alone for so long from now, unless it is already for longer."""
+    def back_off(self, key: str, seconds: float, now: float) -> None:
+        """Send nothing to `key` for `seconds` from now, unless it is paused for longer already."""
         if not seconds > 0.0:
             return
         until = now + min(seconds, self._longest)
         with self._lock:
             self._until[key] = max(until, self._until.get(key, -math.inf))
-            if len(self._until) > MOST_HOSTS:
+            if len(self._until) > MAX_HOSTS:
                 self._until = {one: end for one, end in self._until.items() if end > now}
-            if len(self._until) > MOST_HOSTS:
+            if len(self._until) > MAX_HOSTS:
                 del self._until[min(self._until, key=self._until.__getitem__)]
 
     def wait(self, key: str, now: float) -> float:
@@ -91,7 +91,7 @@ def _retry_after(text: str, wall_time: float) -> float | None:
     return max(date.timestamp() - wall_time, 0.0)
 
 
-def _used_up(text: str) -> float:
+def _exhausted_seconds(text: str) -> float:
     """The longest `t` of the policies with nothing left; 0 if the list cannot be read."""
     longest, at = 0.0, 0
     while at < len(text):

@@ -16,7 +16,13 @@ from typing import Any
 
 from sluicegate.integrations.http.gate import Gate, OnRefusal, Verdict
 from sluicegate.integrations.http.request import EnvironRequest
-from sluicegate.integrations.http.responses import Answers, Body, Field, beside, problem
+from sluicegate.integrations.http.responses import (
+    Body,
+    Field,
+    ResponseBuilder,
+    fields_to_add,
+    problem,
+)
 from sluicegate.integrations.http.rules import Rule
 
 __all__ = ["App", "Environ", "ExcInfo", "RateLimitMiddleware", "StartResponse", "Write"]
@@ -33,7 +39,7 @@ class RateLimitMiddleware:
 
     `headers`: answers that pass carry `RateLimit-Policy` and `RateLimit`, too. `x_headers`,
     `shadow_header`: see `responses.py`. `body(outcome)` makes the content type and the body
-    of a refusal; `on_refusal(request, outcome)` is told of each, also of those in shadow.
+    of a refusal; `on_refusal(request, outcome)` is called for each, also for those in shadow.
     """
 
     def __init__(
@@ -49,7 +55,7 @@ class RateLimitMiddleware:
     ) -> None:
         self._app = app
         self._gate = Gate(rules, in_event_loop=False, on_refusal=on_refusal)
-        self._answers = Answers(
+        self._responses = ResponseBuilder(
             headers=headers, x_headers=x_headers, shadow_header=shadow_header, body=body
         )
 
@@ -57,12 +63,12 @@ class RateLimitMiddleware:
         request = EnvironRequest(environ)
         verdict = self._gate.decide(request)
         if verdict.refused is not None:
-            refusal = self._answers.refusal(verdict, request.method)
+            refusal = self._responses.refusal(verdict, request.method)
             status = HTTPStatus(refusal.status)
             start_response(f"{status.value} {status.phrase}", refusal.fields)
             return [refusal.body]
-        if self._answers.tells_allowed:
-            start_response = _with_fields(self._answers, verdict, start_response)
+        if self._responses.adds_headers:
+            start_response = _with_fields(self._responses, verdict, start_response)
         return self._app(environ, start_response)
 
     def __repr__(self) -> str:
@@ -70,16 +76,16 @@ class RateLimitMiddleware:
 
 
 def _with_fields(
-    answers: Answers, verdict: Verdict, start_response: StartResponse
+    responses: ResponseBuilder, verdict: Verdict, start_response: StartResponse
 ) -> StartResponse:
     def start_with_fields(status: str, headers: list[Field], *exc_info: ExcInfo) -> Write:
         # Now, and not before: a limit further in may have refused, and all is given back.
-        fields = answers.fields(verdict)
+        fields = responses.fields(verdict)
 
         def present(name: str) -> str | None:
             lines = [value for field, value in headers if field.lower() == name]
             return ", ".join(lines) if lines else None
 
-        return start_response(status, headers + beside(fields, present), *exc_info)
+        return start_response(status, headers + fields_to_add(fields, present), *exc_info)
 
     return start_with_fields

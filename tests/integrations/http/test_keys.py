@@ -197,9 +197,9 @@ def test_wrong_arguments_are_told_at_once() -> None:
         by_address("10.0.0.0/8")
     with pytest.raises(ValueError, match="1 to 128 bits, got 0"):
         by_address(ipv6_prefix=0)
-    with pytest.raises(ValueError, match="name of a header"):
+    with pytest.raises(ValueError, match="expected a header name"):
         by_header("x api key")
-    with pytest.raises(ValueError, match="name of a header"):
+    with pytest.raises(ValueError, match="expected a header name"):
         by_address(header="")
 
 

@@ -12,14 +12,14 @@ from sluicegate.integrations import Rule
 from sluicegate.integrations.http.gate import Gate
 from sluicegate.integrations.http.policy import Policy, as_string
 from sluicegate.integrations.http.request import ScopeRequest
-from sluicegate.integrations.http.responses import Answers, beside
-from sluicegate.integrations.server_backoff import asked_for
+from sluicegate.integrations.http.responses import ResponseBuilder, fields_to_add
+from sluicegate.integrations.server_backoff import requested_pause
 
 MakeRequest = Callable[..., ScopeRequest]
 
 
 def told(gate: Gate, request: ScopeRequest, **options: bool) -> dict[str, str]:
-    return dict(Answers(**options).fields(gate.decide(request)))
+    return dict(ResponseBuilder(**options).fields(gate.decide(request)))
 
 
 def test_half_used_reads_as_the_draft_has_it(make_request: MakeRequest, clock: ManualClock) -> None:
@@ -151,7 +151,7 @@ def test_a_refusal_is_a_problem_of_the_type_that_the_draft_defines(
     gate.decide(make_request())
     verdict = gate.decide(make_request())
     assert verdict.refused is not None
-    refusal = Answers().refusal(verdict, "GET")
+    refusal = ResponseBuilder().refusal(verdict, "GET")
     assert ("Content-Type", "application/problem+json") in refusal.fields
     assert ("Content-Length", str(len(refusal.body))) in refusal.fields
     assert json.loads(refusal.body) == {
@@ -161,7 +161,7 @@ def test_a_refusal_is_a_problem_of_the_type_that_the_draft_defines(
         "detail": 'over the limit a"b; try again in 60 s',
         "violated-policies": ['a"b'],
     }
-    head = Answers().refusal(verdict, "HEAD")
+    head = ResponseBuilder().refusal(verdict, "HEAD")
     assert head.body == b""
     assert head.fields == refusal.fields
 
@@ -171,12 +171,14 @@ def test_the_body_can_be_replaced(make_request: MakeRequest, clock: ManualClock)
     gate.decide(make_request())
     verdict = gate.decide(make_request())
     assert verdict.refused is not None
-    answers = Answers(body=lambda outcome: ("text/plain", f"slow down, {outcome.key}".encode()))
+    answers = ResponseBuilder(
+        body=lambda outcome: ("text/plain", f"slow down, {outcome.key}".encode())
+    )
     refusal = answers.refusal(verdict, "GET")
     assert refusal.body == b"slow down, 203.0.113.7"
     assert ("Content-Type", "text/plain") in refusal.fields
     with pytest.raises(TypeError, match="body must be a function"):
-        Answers(body="slow down")  # type: ignore[arg-type]
+        ResponseBuilder(body="slow down")  # type: ignore[arg-type]
 
 
 def test_no_time_is_told_where_no_waiting_helps(
@@ -187,7 +189,7 @@ def test_no_time_is_told_where_no_waiting_helps(
     )
     verdict = gate.decide(make_request())
     assert verdict.refused is not None
-    refusal = Answers().refusal(verdict, "GET")
+    refusal = ResponseBuilder().refusal(verdict, "GET")
     fields = dict(refusal.fields)
     assert "Retry-After" not in fields
     assert fields["RateLimit"] == '"x";r=5'
@@ -202,15 +204,15 @@ def test_what_the_application_has_set_stands() -> None:
         ("X-RateLimit-Limit", "1"),
     ]
     there = {"retry-after": "9", "ratelimit-policy": '"api";q=7;w=7', "ratelimit": '"api";r=7'}
-    assert beside(fields, there.get) == [
+    assert fields_to_add(fields, there.get) == [
         ("RateLimit-Policy", '"more";q=2;w=1'),
         ("X-RateLimit-Limit", "1"),
     ]
-    assert beside(fields, {"ratelimit": '"app";r=7'}.get) == fields
-    assert beside(fields, {}.get) == fields
+    assert fields_to_add(fields, {"ratelimit": '"app";r=7'}.get) == fields
+    assert fields_to_add(fields, {}.get) == fields
     odd = [("RateLimit", '"a, \\"b";r=1, "c;";r=2')]
-    assert beside(odd, {"ratelimit": '"x";r=1'}.get) == odd
-    assert beside(odd, {"ratelimit": '"a, \\"b";r=9'}.get) == [("RateLimit", '"c;";r=2')]
+    assert fields_to_add(odd, {"ratelimit": '"x";r=1'}.get) == odd
+    assert fields_to_add(odd, {"ratelimit": '"a, \\"b";r=9'}.get) == [("RateLimit", '"c;";r=2')]
 
 
 @given(
@@ -226,5 +228,5 @@ def test_what_a_server_of_ours_writes_a_client_of_ours_can_read(
     limit = Limit(amount, per)
     policy = Policy('odd "name", r=0;t=9', Keyed(limit))
     decision = Decision(is_allowed, limit, remaining, retry_after, max(retry_after, remaining))
-    seconds = asked_for(200, {"ratelimit": policy.state(decision)}.get, 0.0)
+    seconds = requested_pause(200, {"ratelimit": policy.state(decision)}.get, 0.0)
     assert seconds == (float(policy.seconds(decision)) if remaining < 1 else 0.0)

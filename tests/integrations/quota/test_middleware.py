@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from sluicegate import ManualClock, Node, Throttled
 from sluicegate.integrations.http.request import Request
 from sluicegate.integrations.quota import QuotaASGIMiddleware, QuotaWSGIMiddleware, add
-from sluicegate.integrations.quota.log_throttle import Troubles
+from sluicegate.integrations.quota.log_throttle import LogThrottle
 from sluicegate.quota.node.core.reporter import Reporter
 from tests.harness.waits import PATIENCE
 
@@ -321,10 +321,10 @@ def test_lifespan_passes_untouched(node: Node) -> None:
     ("options", "error", "message"),
     [
         ({"service": "back"}, ValueError, r"one of the node's, \['front'\], got 'back'"),
-        ({"resources": ["cpu"]}, ValueError, "resources are some of"),
-        ({"resources": "requests"}, ValueError, "resources are some of"),
+        ({"resources": ["cpu"]}, ValueError, "resources must be a list of some of"),
+        ({"resources": "requests"}, ValueError, "resources must be a list of some of"),
         ({"user": 7}, TypeError, "user must be a str or a function, got 7"),
-        ({"user": "x user"}, ValueError, "the name of a header"),
+        ({"user": "x user"}, ValueError, "a header name"),
     ],
 )
 def test_a_middleware_that_makes_no_sense_is_refused(
@@ -348,8 +348,8 @@ def test_a_node_that_cannot_count_turns_nobody_away_and_says_so_once(
     assert [call_wsgi(app)[0] for _ in range(3)] == ["200 OK"] * 3
     told = [one.getMessage() for one in caplog.records if one.name == "sluicegate.quota.node"]
     once = [
-        "a request passes without a decision (and 0 times since it was last told)",
-        "a request cannot be booked (and 0 times since it was last told)",
+        "request admitted without a decision (0 more since the last message)",
+        "cannot book a request (0 more since the last message)",
     ]
     assert told == once * 2, told  # a middleware each
     assert "the shared memory is closed" in caplog.text
@@ -369,14 +369,14 @@ def test_a_service_that_the_node_does_not_have_passes_uncounted(
 
 def test_of_each_kind_of_trouble_one_a_minute_is_told(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    troubles = Troubles(clock.now)
+    log_throttle = LogThrottle(clock.now)
     for seconds in (0, 1, 58, 1, 1):
         clock.advance(seconds)
-        troubles.tell("cannot be booked", ValueError("no"))
-        troubles.tell("cannot be booked", TypeError("no"))
+        log_throttle.log("cannot be booked", ValueError("no"))
+        log_throttle.log("cannot be booked", TypeError("no"))
     assert [one.getMessage() for one in caplog.records] == [
-        *["cannot be booked (and 0 times since it was last told)"] * 2,
-        *["cannot be booked (and 2 times since it was last told)"] * 2,
+        *["cannot be booked (0 more since the last message)"] * 2,
+        *["cannot be booked (2 more since the last message)"] * 2,
     ]
 
 

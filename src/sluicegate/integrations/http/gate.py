@@ -1,11 +1,11 @@
-"""`Gate`: rules, and what they say of a request. No framework, no I/O.
+"""`Gate`: decides a request by its rules. No framework, no I/O.
 
 A verdict is reached in two steps. First every matching rule says what the request asks
 of it: whose key, how much. That runs the caller's own functions, and nothing is charged
 if one of them raises. Then the limiters are asked, one after the other. Several rules
 are all or nothing: when one refuses, or its limiter fails, what the others charged is
 given back. That holds over several gates, too: a middleware and the limit of a view find
-each other through the notes of the request.
+each other through the `state` of the request.
 
 The second step is a plan, a generator that yields calls and is sent their answers. So
 one text serves limiters that answer at once and those that must be awaited. Where no
@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, cast
 
 from sluicegate.integrations.http.limiters import Limiter, capacity
-from sluicegate.integrations.http.paths import plain
+from sluicegate.integrations.http.paths import normalize_path
 from sluicegate.integrations.http.policy import Policy
 from sluicegate.integrations.http.request import Request
 from sluicegate.integrations.http.rules import Claim, Rule
@@ -31,9 +31,9 @@ from sluicegate.limits.limit import Key
 __all__ = ["Gate", "OnRefusal", "Outcome", "Verdict"]
 
 Call = tuple[Callable[[Key, float], Any], Key, float]
-Plan = Generator[Call, Any, "Verdict"]
+GatePlan = Generator[Call, Any, "Verdict"]
 
-EARLIER = "sluicegate.charged"  # the note with what other gates charged this request
+CHARGED_KEY = "sluicegate.charged"  # in `Request.state`: what other gates charged this request
 
 
 class Outcome:
@@ -88,7 +88,7 @@ class Verdict:
 class Gate:
     """Rules that are settled in one place: with an event loop around, or without.
 
-    `on_refusal(request, outcome)` is told of every refusal, also those in shadow
+    `on_refusal(request, outcome)` is called for every refusal, also those in shadow
     (`outcome.rule.shadow`).
     """
 
@@ -103,12 +103,14 @@ class Gate:
             if not isinstance(rule, Rule):
                 raise TypeError(f"expected a Rule, got {rule!r}")
             if rule.name in names:
-                raise ValueError(f"two rules are named {rule.name!r}; give one another name=")
+                raise ValueError(
+                    f"two rules are named {rule.name!r}; give one of them a different name="
+                )
             names.add(rule.name)
-            rule.settle_in(in_event_loop=in_event_loop)
-        _check_places(self.rules)
+            rule.bind(in_event_loop=in_event_loop)
+        _check_storage_places(self.rules)
         if inspect.iscoroutinefunction(on_refusal):
-            raise TypeError(f"on_refusal is not awaited, got the coroutine function {on_refusal!r}")
+            raise TypeError(f"on_refusal must not be async, got {on_refusal!r}")
         self.must_await = in_event_loop and any(rule.needs_event_loop for rule in self.rules)
         self._looks_at_paths = any(rule.path is not None for rule in self.rules)
         self._in_order = sorted(self.rules, key=lambda rule: rule.shadow)
@@ -117,19 +119,19 @@ class Gate:
     def decide(self, request: Request) -> Verdict:
         """Ask the rules; all limiters answer at once."""
         claims = self._claims(request)
-        known: Decision | None = None
+        first_decision: Decision | None = None
         if len(claims) == 1:
             # One rule that agrees: nearly every request. To spare the plan halves the time.
             rule, policy, key, cost = claims[0]
             limiter = cast(Limiter, policy.limiter)
             try:
-                known = limiter.check(key, cost)
+                first_decision = limiter.check(key, cost)
             except ValueError:
-                known = None  # the plan asks again, and finds out what it means
+                first_decision = None  # the plan asks again, and finds out what it means
             else:
-                if known.allowed:
-                    return _pass(request, [Outcome(rule, policy, key, cost, known)])
-        plan = self._ask(request, claims, known)
+                if first_decision.allowed:
+                    return _pass(request, [Outcome(rule, policy, key, cost, first_decision)])
+        plan = self._check_claims(request, claims, first_decision)
         try:
             call, key, cost = next(plan)
             while True:
@@ -148,7 +150,7 @@ class Gate:
 
     async def decide_async(self, request: Request) -> Verdict:
         """The same for limiters of which some must be awaited."""
-        plan = self._ask(request, self._claims(request), None)
+        plan = self._check_claims(request, self._claims(request), None)
         try:
             call, key, cost = next(plan)
             while True:
@@ -165,7 +167,7 @@ class Gate:
 
     def _claims(self, request: Request) -> list[Claim]:
         method = request.method
-        path = plain(request.path) if self._looks_at_paths else ""
+        path = normalize_path(request.path) if self._looks_at_paths else ""
         claims = []
         for rule in self._in_order:
             claim = rule.claim(request, method, path)
@@ -173,8 +175,10 @@ class Gate:
                 claims.append(claim)
         return claims
 
-    def _ask(self, request: Request, claims: list[Claim], known: Decision | None) -> Plan:
-        """`known` is the answer to the first claim, if somebody has asked already."""
+    def _check_claims(
+        self, request: Request, claims: list[Claim], first_decision: Decision | None
+    ) -> GatePlan:
+        """`first_decision` is the answer to the first claim, if somebody has asked already."""
         passed: list[Outcome] = []
         shadowed: list[Outcome] = []
         refused = None
@@ -182,7 +186,7 @@ class Gate:
             for rule, policy, key, cost in claims:
                 can_pass = True
                 try:
-                    decision = known
+                    decision = first_decision
                     if decision is None:
                         decision = yield policy.limiter.check, key, cost
                 except ValueError:
@@ -192,7 +196,7 @@ class Gate:
                     can_pass = False
                     look = yield policy.limiter.check, key, 0.0
                     decision = Decision(False, look.limit, look.remaining, 0.0, look.reset_after)
-                known = None
+                first_decision = None
                 outcome = Outcome(rule, policy, key, cost, decision, can_pass)
                 if decision.allowed:
                     passed.append(outcome)
@@ -208,18 +212,18 @@ class Gate:
             raise
         if refused is None:
             return _pass(request, passed, shadowed)
-        for charged in (passed, *request.notes.get(EARLIER, ())):
+        for charged in (passed, *request.state.get(CHARGED_KEY, ())):
             yield from _refunds(charged)
         return Verdict([], refused, shadowed)
 
 
 def _pass(request: Request, passed: list[Outcome], shadowed: Sequence[Outcome] = ()) -> "Verdict":
-    """A verdict, and a note of what was charged for gates that come later."""
-    notes = request.notes
-    if EARLIER in notes:
-        notes[EARLIER].append(passed)
+    """A verdict; what was charged is kept in the request's state for later gates."""
+    request_state = request.state
+    if CHARGED_KEY in request_state:
+        request_state[CHARGED_KEY].append(passed)
     else:
-        notes[EARLIER] = [passed]
+        request_state[CHARGED_KEY] = [passed]
     return Verdict(passed, None, shadowed)
 
 
@@ -237,12 +241,13 @@ def _refunds(passed: list[Outcome]) -> Generator[Call, Any, None]:
         raise failure
 
 
-def _check_places(rules: Iterable[Rule]) -> None:
-    """Two limiters that count in one place would charge each other's keys."""
+def _check_storage_places(rules: Iterable[Rule]) -> None:
+    """Reject two limiters that count in one place: they would charge each other's keys."""
     found: dict[object, object] = {}
     for limiter in (one for rule in rules for one in rule.limiters):
         place = getattr(limiter, "place", None)
         if place is not None and found.setdefault(place, limiter) is not limiter:
             raise ValueError(
-                f"two limiters of these rules count under {place}: give one another prefix="
+                f"two limiters of these rules count in {place}: "
+                "give one of them a different prefix="
             )

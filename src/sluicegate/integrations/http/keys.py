@@ -9,10 +9,10 @@ own, any function will do; these are the ones that are easy to get wrong:
 
 Rules they keep:
 
-- What a client can write does not change his key in his favour. A forwarded-for header
+- What a client can write does not change its key in its favour. A forwarded-for header
   counts only if the peer that sent it is listed as a proxy; then it is walked from the
   right, and the first address that is no listed proxy is the client. Whatever stands to
-  the left of it was written by him, and is not looked at. What cannot be read ends the
+  the left of it was written by the client, and is not looked at. What cannot be read ends the
   walk: the key is the last address that was sure.
 - One client is one key: an IPv6 client owns a whole /64, so a /64 is a key; IPv4 written
   as IPv6 is IPv4; ports and zones are no part of it.
@@ -33,7 +33,7 @@ KeyFunction = Callable[[Request], Key]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-LONGEST = 200  # bytes
+MAX_KEY_BYTES = 200  # bytes
 UNIX = "unix"
 ADDRESSES_REMEMBERED = 4096
 
@@ -50,7 +50,7 @@ def by_address(
     listed, all that come through a Unix socket are one key, "unix".
     """
     if isinstance(trusted, str):
-        raise TypeError(f"trusted takes several networks, like [{trusted!r}], got {trusted!r}")
+        raise TypeError(f"trusted must be a list of networks, like [{trusted!r}], got {trusted!r}")
     listed = list(trusted)
     networks = [_network(text) for text in listed if text != UNIX]
     trusts_unix = UNIX in listed
@@ -86,7 +86,7 @@ def by_address(
             # From the right, so that no quote or comma of the client's is ever read.
             rest, _, last = rest.rpartition(",")
             text = read(last)
-            if len(text) > LONGEST:
+            if len(text) > MAX_KEY_BYTES:
                 break
             found, is_trusted = look_up(text)
             key = key if found is None else found
@@ -133,23 +133,25 @@ def bounded(key: Key) -> Key:
     if isinstance(key, tuple):
         parts = tuple([bounded(part) for part in key])
         raw = repr(parts).encode("utf-8", "surrogatepass")
-        return parts if len(raw) <= LONGEST else ("blake2b", _digest(raw))
-    if isinstance(key, int) and key.bit_length() > LONGEST * 8:
+        return parts if len(raw) <= MAX_KEY_BYTES else ("blake2b", _digest(raw))
+    if isinstance(key, int) and key.bit_length() > MAX_KEY_BYTES * 8:
         return f"blake2b:{_digest(hex(key).encode())}"
-    if isinstance(key, str) and len(key) * 4 > LONGEST:
+    if isinstance(key, str) and len(key) * 4 > MAX_KEY_BYTES:
         raw = key.encode("utf-8", "surrogatepass")
-        return key if len(raw) <= LONGEST else f"blake2b:{_digest(raw)}"
-    if isinstance(key, bytes) and len(key) > LONGEST:
+        return key if len(raw) <= MAX_KEY_BYTES else f"blake2b:{_digest(raw)}"
+    if isinstance(key, bytes) and len(key) > MAX_KEY_BYTES:
         return b"blake2b:" + _digest(key).encode()
     return key
 
 
 def _labelled(label: str, value: str) -> str:
     """Marked with where it is from: no header can pass for an address, nor for a digest."""
-    if len(label) + len(value) < LONGEST // 4:
+    if len(label) + len(value) < MAX_KEY_BYTES // 4:
         return f"{label}={value}"
     raw = value.encode("utf-8", "surrogatepass")
-    return f"{label}={value}" if len(label) + len(raw) < LONGEST else f"{label}#{_digest(raw)}"
+    return (
+        f"{label}={value}" if len(label) + len(raw) < MAX_KEY_BYTES else f"{label}#{_digest(raw)}"
+    )
 
 
 def _digest(raw: bytes) -> str:
@@ -159,7 +161,7 @@ def _digest(raw: bytes) -> str:
 def header_name(name: str) -> str:
     """The name in lower case; ValueError if it is none."""
     if not name.isascii() or not name or any(mark in name for mark in " :,\r\n"):
-        raise ValueError(f"expected the name of a header, like 'x-api-key', got {name!r}")
+        raise ValueError(f"expected a header name like 'x-api-key', got {name!r}")
     return name.lower()
 
 
@@ -168,7 +170,7 @@ def _network(text: str) -> Network:
         network = ipaddress.ip_network(text)
     except ValueError as wrong:
         raise ValueError(
-            f"trusted takes networks like '10.0.0.0/8', addresses and 'unix'; got {text!r}: {wrong}"
+            f"expected a network like '10.0.0.0/8', an address or 'unix', got {text!r}: {wrong}"
         ) from None
     return network
 

@@ -1,4 +1,4 @@
-"""What an integration asks of a limiter: any object with these few methods will do.
+"""`Limiter` and `AsyncLimiter`: the methods that an integration needs of a limiter.
 
 `Keyed`, `SharedKeyed` and `RedisKeyed` are a `Limiter`; `AsyncRedisKeyed`, whose methods
 are coroutines, is an `AsyncLimiter`. A limiter may say with `place` where it counts, for two
@@ -17,7 +17,15 @@ from typing import Any, Protocol
 from sluicegate.limits import Decision, Limit
 from sluicegate.limits.limit import Key
 
-__all__ = ["AnyLimiter", "AsyncLimiter", "Limiter", "capacity", "fits", "is_async", "is_limiter"]
+__all__ = [
+    "AnyLimiter",
+    "AsyncLimiter",
+    "Limiter",
+    "capacity",
+    "check_compatible",
+    "is_async",
+    "is_limiter",
+]
 
 
 class Limiter(Protocol):
@@ -53,17 +61,16 @@ def is_async(limiter: AnyLimiter) -> bool:
     return inspect.iscoroutinefunction(limiter.check)
 
 
-def fits(limiter: AnyLimiter, *, in_event_loop: bool) -> None:
+def check_compatible(limiter: AnyLimiter, *, in_event_loop: bool) -> None:
     """Raise TypeError if the limiter cannot work on this side of the event loop."""
     if in_event_loop and getattr(limiter, "blocks", False):
         raise TypeError(
-            f"{limiter!r} blocks its thread while it waits, and would stop every request of "
-            "this event loop; use the async kind (AsyncRedisKeyed) here"
+            f"{limiter!r} blocks its thread, which would stall every request of this event loop; "
+            "use an async limiter (AsyncRedisKeyed)"
         )
     if not in_event_loop and is_async(limiter):
         raise TypeError(
-            f"{limiter!r} answers with coroutines, and nothing here can await them; use the "
-            "kind without async (RedisKeyed) here"
+            f"{limiter!r} is async and cannot be awaited here; use a sync limiter (RedisKeyed)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which paths a rule is about.
+"""Path patterns: which paths a rule is about.
 
     /search            that path
     /users/{id}/posts  any one segment in place of {id}; so {id:int}, as some frameworks write
@@ -18,13 +18,13 @@ routes it, so `/api%2Fx` is `/api/x` for both, and `/api%252Fx` for neither.
 import re
 from collections.abc import Callable
 
-__all__ = ["matcher", "plain"]
+__all__ = ["matcher", "normalize_path"]
 
 _SLASHES = re.compile("//+")
 _PARAMETER = re.compile(r"\{[^{}/]*\}")
 
 
-def plain(path: str) -> str:
+def normalize_path(path: str) -> str:
     """The path in the form that is compared: lower case, single slashes, none at the end."""
     if "//" in path:
         path = _SLASHES.sub("/", path)
@@ -33,21 +33,21 @@ def plain(path: str) -> str:
 
 
 def matcher(pattern: str) -> Callable[[str], object]:
-    """A function that is true of the plain paths that the pattern means."""
+    """A function that is true of the normalized paths that the pattern means."""
     body = pattern.removesuffix("*")
     if not pattern.startswith("/") and pattern != "*":
-        raise ValueError(f"a path begins with '/', got {pattern!r}")
+        raise ValueError(f"path must begin with '/', got {pattern!r}")
     if "<" in body or ">" in body:
-        raise ValueError(f"a parameter of a path is written {{name}}, not <name>, got {pattern!r}")
+        raise ValueError(f"path parameters are written {{name}}, not <name>, got {pattern!r}")
     if "*" in body:
-        raise ValueError(f"a '*' stands at the end of a path only, got {pattern!r}")
+        raise ValueError(f"'*' is allowed only at the end of a path, got {pattern!r}")
     if "{" in _PARAMETER.sub("", body) or "}" in _PARAMETER.sub("", body):
-        raise ValueError(f"a {{parameter}} is within one segment of a path, got {pattern!r}")
+        raise ValueError(f"path parameters must be within one segment, got {pattern!r}")
     if body.count(":path}") > 1:  # to match several takes time that a long path could stretch
-        raise ValueError(f"a path has at most one {{name:path}}, got {pattern!r}")
+        raise ValueError(f"path must have at most one {{name:path}}, got {pattern!r}")
     is_open = body != pattern
     is_tree = is_open and body.endswith("/")
-    body = plain(body)
+    body = normalize_path(body)
     if is_open and not body:
         return lambda path: True
     if "{" not in body:

@@ -1,4 +1,4 @@
-"""A limiter under a name, and what the fields of HTTP say of it.
+"""`Policy`: a named limiter, and its part of the RateLimit header fields.
 
 The fields are those of draft-ietf-httpapi-ratelimit-headers-11, structured as RFC 9651
 says, all numbers integers:
@@ -22,7 +22,7 @@ from sluicegate.limits import Decision, Limit
 
 __all__ = ["Policy", "as_string"]
 
-MOST = 999_999_999_999_999  # the largest integer of a structured field
+MAX_INTEGER = 999_999_999_999_999  # the largest integer of a structured field
 
 
 class Policy:
@@ -55,7 +55,7 @@ class Policy:
 
     def state(self, decision: Decision, can_pass: bool = True) -> str:
         """The policy's part of RateLimit; without a time where no waiting helps."""
-        left = min(int(decision.remaining), MOST)
+        left = min(int(decision.remaining), MAX_INTEGER)
         name = self.item_name(decision.limit)
         return f"{name};r={left};t={self.seconds(decision)}" if can_pass else f"{name};r={left}"
 
@@ -72,13 +72,13 @@ class Policy:
 
 def whole_seconds(seconds: float) -> int:
     """Rounded up; a few nanoseconds over a whole second are rounding, not time."""
-    return math.ceil(seconds - 1e-6) if seconds < MOST else MOST
+    return math.ceil(seconds - 1e-6) if seconds < MAX_INTEGER else MAX_INTEGER
 
 
 def as_string(text: str) -> str:
     """A string of a structured field; ValueError for what it cannot hold."""
     if not text or not all(" " <= character <= "~" for character in text):
-        raise ValueError(f"a name is made of printable ASCII characters, got {text!r}")
+        raise ValueError(f"name must be printable ASCII and not empty, got {text!r}")
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
@@ -101,4 +101,4 @@ def _policy_item(name: str, limit: Limit) -> str:
         window = math.ceil(1.0 / limit.rate)
     # From whole limits come whole numbers: only a stretched window is rounded.
     quota = limit.amount if window == limit.per else limit.rate * window + 1e-9
-    return f"{name};q={min(math.floor(quota), MOST)};w={min(window, MOST)}"
+    return f"{name};q={min(math.floor(quota), MAX_INTEGER)};w={min(window, MAX_INTEGER)}"

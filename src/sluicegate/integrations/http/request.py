@@ -10,7 +10,7 @@ Key, cost, limit and exempt functions are given one of these two, with the same 
     header(name)   all lines of that name joined by commas, or None
     native    the framework's own: an ASGI scope, a WSGI environ, Flask's or Django's
               request
-    notes     what the gates of one request leave for each other: its scope or environ
+    state     where the gates of a request share what they charged: its scope or environ
 
 A header that came twice is joined and not cut down to its first line: the first may be
 the client's, the last is the proxy's.
@@ -28,7 +28,7 @@ class Request(Protocol):
     @property
     def native(self) -> Any: ...
     @property
-    def notes(self) -> MutableMapping[str, Any]: ...
+    def state(self) -> MutableMapping[str, Any]: ...
     @property
     def method(self) -> str: ...
     @property
@@ -43,10 +43,10 @@ class Request(Protocol):
 class ScopeRequest:
     """A request of an ASGI server: http or websocket."""
 
-    __slots__ = ("client", "method", "native", "notes", "path")
+    __slots__ = ("client", "method", "native", "path", "state")
 
     def __init__(self, scope: MutableMapping[str, Any]) -> None:
-        self.native = self.notes = scope
+        self.native = self.state = scope
         self.method: str = scope["method"].upper() if "method" in scope else "GET"
         path: str = scope["path"]
         # Servers differ in whether the path has the prefix in it; Starlette takes it off
@@ -74,41 +74,41 @@ class ScopeRequest:
 class EnvironRequest:
     """A request of a WSGI server, or anything that has such an environ (Django's META)."""
 
-    __slots__ = ("_path", "native", "notes")
+    __slots__ = ("_path", "native", "state")
 
     def __init__(
         self, environ: MutableMapping[str, Any], native: Any = None, path: str | None = None
     ) -> None:
-        self.notes = environ
+        self.state = environ
         self._path = path
         self.native = environ if native is None else native
 
     @property
     def method(self) -> str:
-        return self.notes["REQUEST_METHOD"].upper()  # type: ignore[no-any-return]
+        return self.state["REQUEST_METHOD"].upper()  # type: ignore[no-any-return]
 
     @property
     def path(self) -> str:
         if self._path is None:
             # WSGI hands over bytes in the clothes of latin-1 characters.
-            raw: str = self.notes.get("PATH_INFO", "")
+            raw: str = self.state.get("PATH_INFO", "")
             self._path = raw.encode("latin-1").decode("utf-8", "replace")
         return self._path
 
     @property
     def client(self) -> str | None:
-        return self.notes.get("REMOTE_ADDR") or None
+        return self.state.get("REMOTE_ADDR") or None
 
     @property
     def user(self) -> str | None:
         known = _identity(getattr(self.native, "user", None))
-        return known or self.notes.get("REMOTE_USER") or None
+        return known or self.state.get("REMOTE_USER") or None
 
     def header(self, name: str, /) -> str | None:
         field = name.upper().replace("-", "_")
         if field not in ("CONTENT_TYPE", "CONTENT_LENGTH"):
             field = f"HTTP_{field}"
-        return self.notes.get(field)
+        return self.state.get(field)
 
 
 def _identity(user: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""What the client is told: the header fields, and the body of a refusal. Pure.
+"""Header fields, and the body of a refusal. Pure functions.
 
 Of a refused request: 429, `Retry-After` (whole seconds, rounded up, at least 1),
 `RateLimit-Policy` and `RateLimit` of the rule that refused, and a body of problem+json
@@ -10,7 +10,7 @@ can be replaced by a function. Of a request that passed, the fields of all its r
   rule that refused or has the least left. Reset is in seconds from now, the same number
   as `t`, not a time of day: it needs no agreement about clocks.
 - `shadow_header` adds X-RateLimit-Shadow: the names of the rules in shadow that would
-  have refused. Otherwise these rules are not told to clients.
+  have refused. Otherwise clients do not see these rules.
 - What the application has set stands. `RateLimit` and `RateLimit-Policy` are lists: ours
   are added as a line of their own, but for policies that the application's line names
   already. Of the other fields ours is left out.
@@ -23,7 +23,15 @@ from dataclasses import dataclass
 
 from sluicegate.integrations.http.gate import Outcome, Verdict
 
-__all__ = ["Answers", "Body", "Field", "Refusal", "beside", "problem", "problem_members"]
+__all__ = [
+    "Body",
+    "Field",
+    "RefusalResponse",
+    "ResponseBuilder",
+    "fields_to_add",
+    "problem",
+    "problem_members",
+]
 
 Field = tuple[str, str]
 Body = Callable[[Outcome], tuple[str, bytes]]
@@ -38,7 +46,7 @@ _ITEMS = re.compile(rf'(?:{_NAME.pattern}|[^,"])+')
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusalResponse:
     """A whole answer: 429, its fields (with Content-Type and -Length) and its body."""
 
     fields: list[Field]
@@ -69,8 +77,8 @@ def problem_members(outcome: Outcome) -> dict[str, object]:
     }
 
 
-class Answers:
-    """Which fields are sent, and what a refusal looks like."""
+class ResponseBuilder:
+    """Makes the header fields of responses, and whole responses for refused requests."""
 
     def __init__(
         self,
@@ -82,13 +90,13 @@ class Answers:
     ) -> None:
         if not callable(body):
             raise TypeError(f"body must be a function of the outcome, got {body!r}")
-        self.tells_allowed = headers or x_headers or shadow_header
+        self.adds_headers = headers or x_headers or shadow_header
         self._headers = headers
         self._x_headers = x_headers
         self._shadow_header = shadow_header
         self._body = body
 
-    def refusal(self, verdict: Verdict, method: str) -> Refusal:
+    def refusal(self, verdict: Verdict, method: str) -> RefusalResponse:
         """The answer to a request that was refused. HEAD has no body, but its length."""
         assert verdict.refused is not None
         kind, body = self._body(verdict.refused)
@@ -97,7 +105,7 @@ class Answers:
             ("Content-Type", kind),
             ("Content-Length", str(len(body))),
         ]
-        return Refusal(fields, b"" if method == "HEAD" else body)
+        return RefusalResponse(fields, b"" if method == "HEAD" else body)
 
     def fields(self, verdict: Verdict) -> list[Field]:
         """The fields that the verdict asks for, whether it refused or not."""
@@ -120,8 +128,8 @@ class Answers:
         return fields
 
 
-def beside(fields: Iterable[Field], present: Callable[[str], str | None]) -> list[Field]:
-    """The fields that may be added where `present(lower-case name)` tells what is there."""
+def fields_to_add(fields: Iterable[Field], present: Callable[[str], str | None]) -> list[Field]:
+    """The fields to add to a response that has `present(lower-case name)` already."""
     added = []
     for name, value in fields:
         there = present(name.lower())

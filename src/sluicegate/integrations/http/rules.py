@@ -17,7 +17,13 @@ from typing import TypeVar
 
 from sluicegate._validate import check_positive
 from sluicegate.integrations.http.keys import KeyFunction, bounded, by_address
-from sluicegate.integrations.http.limiters import AnyLimiter, capacity, fits, is_async, is_limiter
+from sluicegate.integrations.http.limiters import (
+    AnyLimiter,
+    capacity,
+    check_compatible,
+    is_async,
+    is_limiter,
+)
 from sluicegate.integrations.http.paths import matcher
 from sluicegate.integrations.http.policy import Policy, as_string
 from sluicegate.integrations.http.request import Request
@@ -29,7 +35,7 @@ __all__ = ["Claim", "LimitFunction", "Rule", "RuleLike", "as_rules"]
 LimitFunction = Callable[[Request], LimitLike | None]
 Claim = tuple["Rule", Policy, Key, float]  # what a request asks of a rule
 
-MOST_LIMITS = 1000
+MAX_LIMITS = 1000
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -77,14 +83,14 @@ class Rule:
         self._limit_of: LimitFunction | None = None
         self._policy: Policy | None = None
         self._policies: dict[tuple[Limit, ...], Policy] = {}
-        self._adding = threading.Lock()
+        self._policies_lock = threading.Lock()
         self._is_in_event_loop: bool | None = None
         if is_limiter(limit):
-            self._policy = self._named(limit)  # type: ignore[arg-type]
+            self._policy = self._make_policy(limit)  # type: ignore[arg-type]
         elif callable(limit):
             self._limit_of = limit
         else:
-            self._policy = self._named(make(as_limits(limit)))  # type: ignore[arg-type]
+            self._policy = self._make_policy(make(as_limits(limit)))  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         about = [repr(self.name), "dynamic" if self._policy is None else self._policy.text]
@@ -105,10 +111,10 @@ class Rule:
         """Whether any answer must be awaited. Unknown for a function, so taken as possible."""
         return self._policy is None or is_async(self._policy.limiter)
 
-    def settle_in(self, *, in_event_loop: bool) -> None:
-        """Told once by the integration: TypeError if the limiter cannot work there."""
+    def bind(self, *, in_event_loop: bool) -> None:
+        """Called once by the integration; TypeError if a limiter cannot work there."""
         for limiter in self.limiters:
-            fits(limiter, in_event_loop=in_event_loop)
+            check_compatible(limiter, in_event_loop=in_event_loop)
         self._is_in_event_loop = in_event_loop
 
     def claim(self, request: Request, method: str, path: str) -> Claim | None:
@@ -125,7 +131,7 @@ class Rule:
             is_exempt = self._exempt(request)
             if inspect.iscoroutine(is_exempt):  # which is true, whatever it would say
                 is_exempt.close()
-                raise TypeError(f"exempt must answer at once, got {is_exempt!r}")
+                raise TypeError(f"exempt must not be async, got {is_exempt!r}")
             if is_exempt:
                 return None
         policy = self._policy
@@ -147,24 +153,24 @@ class Rule:
         policy = self._policies.get(limits)
         if policy is not None:
             return policy
-        with self._adding:
+        with self._policies_lock:
             if limits not in self._policies:
-                if len(self._policies) >= MOST_LIMITS:
+                if len(self._policies) >= MAX_LIMITS:
                     raise ValueError(
                         f"the limit function of rule {self.name!r} returned more than "
-                        f"{MOST_LIMITS} different limits, the last one {limit!r}; to forget "
-                        "one would forgive what was used of it"
+                        f"{MAX_LIMITS} different limits, the last one {limit!r}; "
+                        "dropping one would forgive what was used of it"
                     )
-                policy = self._named(self._make(limits))
+                policy = self._make_policy(self._make(limits))
                 if self._is_in_event_loop is not None:
-                    fits(policy.limiter, in_event_loop=self._is_in_event_loop)
+                    check_compatible(policy.limiter, in_event_loop=self._is_in_event_loop)
                 self._policies[limits] = policy
             return self._policies[limits]
 
-    def _named(self, limiter: AnyLimiter) -> Policy:
+    def _make_policy(self, limiter: AnyLimiter) -> Policy:
         if not callable(self._cost) and self._cost > capacity(limiter):
             raise ValueError(
-                f"cost {self._cost:g} could never pass: {limiter!r} lets through at most "
+                f"cost {self._cost:g} could never pass: {limiter!r} allows at most "
                 f"{capacity(limiter):g} at once"
             )
         return Policy(self.name, limiter)
@@ -174,10 +180,10 @@ def _methods(methods: Iterable[str] | None) -> frozenset[str] | None:
     if methods is None:
         return None
     if isinstance(methods, str):
-        raise TypeError(f"methods takes several, like [{methods!r}], got {methods!r}")
+        raise TypeError(f"methods must be a list, like [{methods!r}], got {methods!r}")
     named = frozenset(method.upper() for method in methods)
     if not named:
-        raise ValueError("methods must name at least one, or be left out for all")
+        raise ValueError("methods must not be empty; leave it out for all methods")
     return named | {"HEAD"} if "GET" in named else named
 
 
@@ -193,7 +199,7 @@ def _function(name: str, function: F) -> F:
     if not callable(function):
         raise TypeError(f"{name} must be a function of the request, got {function!r}")
     if inspect.iscoroutinefunction(function):
-        raise TypeError(f"{name} must answer at once, got the coroutine function {function!r}")
+        raise TypeError(f"{name} must not be async, got {function!r}")
     return function
 
 

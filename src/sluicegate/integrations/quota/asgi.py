@@ -14,9 +14,23 @@
 import os
 from typing import Unpack
 
-from sluicegate.integrations.asgi import App, Message, Receive, Scope, Send, answer, turn_away
+from sluicegate.integrations.asgi import (
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    reject_websocket,
+    send_response,
+)
 from sluicegate.integrations.http.request import ScopeRequest
-from sluicegate.integrations.quota.metering import NOTE, Meter, QuotaGate, QuotaOptions, running
+from sluicegate.integrations.quota.metering import (
+    METER_KEY,
+    Meter,
+    QuotaGate,
+    QuotaOptions,
+    current_meter,
+)
 from sluicegate.quota import Node, Throttled
 
 __all__ = ["QuotaASGIMiddleware"]
@@ -40,19 +54,19 @@ class QuotaASGIMiddleware:
         except Throttled as throttled:
             refusal = self._gate.refusal(throttled, request.method)
             if kind == "http":
-                await answer(refusal, send, "http.response")
+                await send_response(refusal, send, "http.response")
             else:
-                await turn_away(refusal, scope, receive, send)
+                await reject_websocket(refusal, scope, receive, send)
             return
-        scope[NOTE] = meter
-        token = running.set(meter)
+        scope[METER_KEY] = meter
+        token = current_meter.set(meter)
         try:
             if self._gate.counts_traffic:
                 count = _count_http if kind == "http" else _count_websocket
                 receive, send = count(meter, receive, send)
             await self._app(scope, receive, send)
         finally:
-            running.reset(token)
+            current_meter.reset(token)
             meter.finish()
 
     def __repr__(self) -> str:

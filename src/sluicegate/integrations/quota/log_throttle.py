@@ -1,7 +1,7 @@
-"""`Troubles`: what goes wrong beside a request, told to the log and not to its client.
+"""`LogThrottle`: logs errors that are not the client's, at most one a minute of each kind.
 
 A node that cannot count (its memory is full, or closed) must not turn a service's answers into
-500s, nor fill its log with one traceback for each. So of each kind of trouble one is logged with
+500s, nor fill its log with one traceback for each. So of each kind of error one is logged with
 its traceback, and for a minute the others are only counted; the next one that is logged says how
 many there were. Times are seconds.
 """
@@ -11,30 +11,30 @@ import math
 import time
 from collections.abc import Callable
 
-__all__ = ["Troubles"]
+__all__ = ["LogThrottle"]
 
-QUIET = 60.0
+QUIET_SECONDS = 60.0
 
 log = logging.getLogger("sluicegate.quota.node")
 
 
-class Troubles:
-    """Any thread may tell; two at once may both be logged, or one not counted. No harm is done."""
+class LogThrottle:
+    """Thread-safe; concurrent calls may log twice or miss a count."""
 
     __slots__ = ("_kinds", "_now")
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        # By what was done and the kind of error: since when it is quiet, and how many were.
+        # By what happened and the type of error: when it was logged, and how many were not since.
         self._kinds: dict[tuple[str, type[Exception]], tuple[float, int]] = {}
 
-    def tell(self, what: str, error: Exception) -> None:
-        """`what` could not be done because of `error`."""
+    def log(self, what: str, error: Exception) -> None:
+        """Log that `what` happened because of `error`, unless one was logged within a minute."""
         kind = what, type(error)
         now = self._now()
-        since, untold = self._kinds.get(kind, (-math.inf, 0))
-        if now - since < QUIET:
-            self._kinds[kind] = since, untold + 1
+        since, suppressed = self._kinds.get(kind, (-math.inf, 0))
+        if now - since < QUIET_SECONDS:
+            self._kinds[kind] = since, suppressed + 1
             return
         self._kinds[kind] = now, 0
-        log.error("%s (and %d times since it was last told)", what, untold, exc_info=error)
+        log.error("%s (%d more since the last message)", what, suppressed, exc_info=error)

@@ -1,4 +1,4 @@
-"""A node's quota in front of a web application: who asks, what it cost, what a refusal says.
+"""`QuotaGate` and `Meter`: a node's quota in front of a web application.
 
 No framework, no I/O; `asgi.py` and `wsgi.py` are the shells.
 
@@ -17,7 +17,7 @@ the client has gone; a long stream is booked at its end.
 A node that cannot count is no reason to turn anybody away: whatever it raises beside Throttled is
 logged, once a minute, and the request goes on.
 
-`add` finds the meter of the request that is running, in its task or thread; a function deep in
+`add` finds the meter of the current request, in its task or thread; a function deep in
 the application needs no request object for it.
 """
 
@@ -30,31 +30,31 @@ from typing import Required, TypeAlias, TypedDict
 from sluicegate.integrations.http.keys import bounded, by_address, header_name
 from sluicegate.integrations.http.policy import as_string, whole_seconds
 from sluicegate.integrations.http.request import Request
-from sluicegate.integrations.http.responses import PROBLEM, TITLE, Field, Refusal
-from sluicegate.integrations.quota.log_throttle import Troubles
+from sluicegate.integrations.http.responses import PROBLEM, TITLE, Field, RefusalResponse
+from sluicegate.integrations.quota.log_throttle import LogThrottle
 from sluicegate.quota import Node, Throttled
 
 __all__ = [
     "MEASURED",
-    "NOTE",
+    "METER_KEY",
     "Meter",
     "QuotaBody",
     "QuotaGate",
     "QuotaOptions",
     "UserFunction",
     "add",
-    "running",
+    "current_meter",
     "throttled_problem",
     "user_of_header",
 ]
 
-NOTE = "sluicegate.quota"  # where a scope or environ has its meter
+METER_KEY = "sluicegate.quota"  # where a scope or environ has its meter
 MEASURED = ("requests", "traffic_up", "traffic_down")
 
 UserFunction: TypeAlias = Callable[[Request], str | None]
 QuotaBody: TypeAlias = Callable[[Throttled], tuple[str, bytes]]
 
-_LONGEST = 200  # bytes of a name
+_MAX_NAME_BYTES = 200  # bytes of a name
 
 
 class Meter:
@@ -64,8 +64,8 @@ class Meter:
         "_added",
         "_consume",
         "_is_over",
+        "_log_throttle",
         "_measured",
-        "_troubles",
         "down",
         "service",
         "up",
@@ -78,7 +78,7 @@ class Meter:
         service: str,
         user: str | None,
         measured: tuple[bool, bool, bool],
-        troubles: Troubles,
+        log_throttle: LogThrottle,
     ) -> None:
         self.service = service
         self.user = user
@@ -86,7 +86,7 @@ class Meter:
         self.down = 0
         self._consume = consume
         self._measured = measured
-        self._troubles = troubles
+        self._log_throttle = log_throttle
         self._added: dict[str, float] | None = None
         self._is_over = False
 
@@ -97,8 +97,8 @@ class Meter:
         """
         if not isinstance(resource, str):
             raise TypeError(f"resource must be a str, got {resource!r}")
-        if not 0 < len(resource.encode()) <= _LONGEST:
-            raise ValueError(f"resource must have 1 to {_LONGEST} bytes, got {resource!r}")
+        if not 0 < len(resource.encode()) <= _MAX_NAME_BYTES:
+            raise ValueError(f"resource must have 1 to {_MAX_NAME_BYTES} bytes, got {resource!r}")
         if not 0.0 <= amount < math.inf:
             raise ValueError(f"amount must be finite and not below 0, got {amount!r}")
         if self._is_over:
@@ -130,18 +130,20 @@ class Meter:
         try:
             self._consume(self.service, self.user, amounts)
         except Exception as error:  # noqa: BLE001 (the answer is out already)
-            self._troubles.tell("a request cannot be booked", error)
+            self._log_throttle.log("cannot book a request", error)
 
     def __repr__(self) -> str:
         return f"Meter({self.service!r}, {self.user!r}, up={self.up}, down={self.down})"
 
 
-running: contextvars.ContextVar[Meter | None] = contextvars.ContextVar(NOTE, default=None)
+current_meter: contextvars.ContextVar[Meter | None] = contextvars.ContextVar(
+    METER_KEY, default=None
+)
 
 
 def add(resource: str, amount: float = 1.0) -> None:
-    """The request that is running costs `amount` more of `resource`; outside one, nothing."""
-    meter = running.get()
+    """The current request costs `amount` more of `resource`; outside one, nothing."""
+    meter = current_meter.get()
     if meter is not None:
         meter.add(resource, amount)
 
@@ -165,7 +167,7 @@ class QuotaGate:
     user, or None for one that is not limited. `resources`: which of the measured ones are booked.
     `expect`: a function of the request that tells what it will cost; without it the node takes
     the mean of the user's last requests. `body(throttled)` makes the content type and the body of
-    a refusal; `on_refusal(request, throttled)` is told of each.
+    a refusal; `on_refusal(request, throttled)` is called for each.
     """
 
     def __init__(
@@ -185,7 +187,9 @@ class QuotaGate:
             )
         booked = list(resources)
         if isinstance(resources, str) or not set(booked) <= set(MEASURED):
-            raise ValueError(f"resources are some of {list(MEASURED)}, got {resources!r}")
+            raise ValueError(
+                f"resources must be a list of some of {list(MEASURED)}, got {resources!r}"
+            )
         for name, function in (("user", user), ("service", service)):
             if not isinstance(function, str) and not callable(function):
                 raise TypeError(f"{name} must be a str or a function, got {function!r}")
@@ -200,7 +204,7 @@ class QuotaGate:
         self._services = node.services
         self._throttle = node.throttle
         self._consume = node.consume
-        self._troubles = Troubles()
+        self._log_throttle = LogThrottle()
 
     def begin(self, request: Request) -> Meter:
         """The meter of a request that may begin; Throttled of one that may not."""
@@ -212,11 +216,11 @@ class QuotaGate:
                 # A host has room for few of them, and whoever asks may have chosen this one.
                 known = list(self._services)
                 wrong = ValueError(f"service must be one of {known}, got {service!r}")
-                self._troubles.tell("a request passes uncounted", wrong)
-                return Meter(self._consume, service, None, self._measured, self._troubles)
+                self._log_throttle.log("request not counted", wrong)
+                return Meter(self._consume, service, None, self._measured, self._log_throttle)
         user = self._find_user(request)
         if user is not None:
-            if not (isinstance(user, str) and user.isascii() and 0 < len(user) <= _LONGEST):
+            if not (isinstance(user, str) and user.isascii() and 0 < len(user) <= _MAX_NAME_BYTES):
                 user = _name(user)
             expect = None if self._expect is None else self._expect(request)
             try:
@@ -226,10 +230,10 @@ class QuotaGate:
                     self._on_refusal(request, throttled)
                 raise
             except Exception as error:  # noqa: BLE001 (whatever it is, the service goes on)
-                self._troubles.tell("a request passes without a decision", error)
-        return Meter(self._consume, service, user, self._measured, self._troubles)
+                self._log_throttle.log("request admitted without a decision", error)
+        return Meter(self._consume, service, user, self._measured, self._log_throttle)
 
-    def refusal(self, throttled: Throttled, method: str) -> Refusal:
+    def refusal(self, throttled: Throttled, method: str) -> RefusalResponse:
         """The answer to a request that was refused. HEAD has no body, but its length."""
         kind, body = self._body(throttled)
         seconds = str(_seconds(throttled))
@@ -240,7 +244,7 @@ class QuotaGate:
             ("Content-Type", kind),
             ("Content-Length", str(len(body))),
         ]
-        return Refusal(fields, b"" if method == "HEAD" else body)
+        return RefusalResponse(fields, b"" if method == "HEAD" else body)
 
 
 def throttled_problem(throttled: Throttled) -> tuple[str, bytes]:
@@ -287,7 +291,9 @@ def _name(user: str) -> str:
         raise TypeError(f"the user of a request must be a str or None, got {user!r}")
     user = str(bounded(user))
     if not user:
-        raise ValueError("the user of a request must not be empty; None is one without a limit")
+        raise ValueError(
+            "the user of a request must not be empty; return None for a request without limits"
+        )
     if not user.isascii():
         # Lone surrogates have no UTF-8: no frame could carry them.
         user = user.encode(errors="replace").decode()

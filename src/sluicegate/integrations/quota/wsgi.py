@@ -16,7 +16,13 @@ from http import HTTPStatus
 from typing import Any, Unpack
 
 from sluicegate.integrations.http.request import EnvironRequest
-from sluicegate.integrations.quota.metering import NOTE, Meter, QuotaGate, QuotaOptions, running
+from sluicegate.integrations.quota.metering import (
+    METER_KEY,
+    Meter,
+    QuotaGate,
+    QuotaOptions,
+    current_meter,
+)
 from sluicegate.integrations.wsgi import App, Environ, StartResponse, Write
 from sluicegate.quota import Node, Throttled
 
@@ -39,19 +45,19 @@ class QuotaWSGIMiddleware:
             status = HTTPStatus(refusal.status)
             start_response(f"{status.value} {status.phrase}", refusal.fields)
             return [refusal.body]
-        environ[NOTE] = meter
+        environ[METER_KEY] = meter
         if self._gate.counts_traffic:
             if "wsgi.input" in environ:
                 environ["wsgi.input"] = _CountedInput(environ["wsgi.input"], meter)
             start_response = _counting_write(start_response, meter)
-        token = running.set(meter)
+        token = current_meter.set(meter)
         try:
             pieces = self._app(environ, start_response)
         except BaseException:
             meter.finish()
             raise
         finally:
-            running.reset(token)
+            current_meter.reset(token)
         if type(pieces) is list:
             meter.down += sum(map(len, pieces))
             meter.finish()
@@ -126,24 +132,24 @@ class _CountedPieces:
         return self
 
     def __next__(self) -> bytes:
-        token = running.set(self._meter)
+        token = current_meter.set(self._meter)
         try:
             if self._iterator is None:
                 self._iterator = iter(self._pieces)
             piece = next(self._iterator)
         finally:
-            running.reset(token)
+            current_meter.reset(token)
         self._meter.down += len(piece)
         return piece
 
     def close(self) -> None:
-        token = running.set(self._meter)
+        token = current_meter.set(self._meter)
         try:
             close = getattr(self._pieces, "close", None)
             if close is not None:
                 close()
         finally:
-            running.reset(token)
+            current_meter.reset(token)
             self._meter.finish()
 
     def __del__(self) -> None:

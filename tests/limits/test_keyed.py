@@ -226,7 +226,7 @@ def test_a_reservation_is_settled_once(clock: ManualClock) -> None:
     with pytest.raises(ValueError, match="0 or more, got -1"):
         reservation.settle(-1)
     reservation.cancel()
-    with pytest.raises(ValueError, match="was settled already"):
+    with pytest.raises(ValueError, match="is already settled"):
         reservation.settle(5)
     assert keyed.check("a", 0).remaining == 1000
 

@@ -5,8 +5,8 @@ Tokens drip in at `rate` per second until `burst` of them are there; a call take
 some and passes, or finds too few. So in any time of t seconds at most
 rate * t + burst get through. Inside it is one number (GCRA, see `_algorithms.pxd`).
 
-Who waits in `acquire` has taken his tokens already, from the future: the bucket is
-below zero, nobody can take them from him, and his time to go is known at once.
+A waiter in `acquire` has taken its tokens already, from the future: the bucket is
+below zero, no other caller can take them, and its release time is known at once.
 """
 
 from libc.math cimport INFINITY

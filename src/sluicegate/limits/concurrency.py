@@ -136,7 +136,7 @@ class ConcurrencyLimit:
     def _hand_on(self) -> None:
         while self._waiters and self._in_use < self._limit:
             waiter = self._waiters.popleft()
-            waiter.has_place = True  # before he wakes, for he looks at once
+            waiter.has_place = True  # before it wakes, for it looks at once
             self._in_use += 1
             if not waiter.sleeper.wake():
                 waiter.has_place = False

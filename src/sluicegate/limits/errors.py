@@ -1,4 +1,4 @@
-"""`RateLimited`: a denial for callers who would rather have an exception."""
+"""`RateLimited`: the exception that carries a denial."""
 
 from sluicegate.errors import SluicegateError
 from sluicegate.limits._decision import Decision

@@ -78,7 +78,7 @@ def parse_limits(text: str) -> tuple[Limit, ...]:
     (Limit(amount=10.0, per=1.0, burst=None), Limit(amount=1000.0, per=3600.0, burst=50.0))
     """
     if not isinstance(text, str):
-        raise TypeError(f"a limit is written as a string like '10/second', got {text!r}")
+        raise TypeError(f"limit must be a string like '10/second', got {text!r}")
     words = [(match[1], match.start(1) + 1) for match in _WORD.finditer(text) if match[1].strip()]
     return tuple(_Reader(text, words).limits())
 
@@ -122,7 +122,7 @@ class _Reader:
         column = self.words[self.at][1] if self.at < len(self.words) else 0
         per = count * self.unit()
         if not 0 < per < math.inf:
-            raise ValueError(f"expected a time that is finite at column {column} of {self.text!r}")
+            raise ValueError(f"expected a finite duration at column {column} of {self.text!r}")
         burst = None
         if self.peek().lower() == "burst":
             self.at += 1

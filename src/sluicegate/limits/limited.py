@@ -38,7 +38,7 @@ class Limited:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if not callable(function):
-            raise TypeError(f"limited(...) decorates a function, got {function!r}")
+            raise TypeError(f"limited(...) must decorate a function, got {function!r}")
         if inspect.isasyncgenfunction(function):
 
             @functools.wraps(function)
@@ -142,5 +142,5 @@ def limited(
     if not isinstance(limit, Keyed):
         limit = Keyed(limit, algorithm=algorithm, clock=clock)
     elif algorithm != "token_bucket" or clock is not None:
-        raise TypeError("a Keyed brings its own algorithm and clock")
+        raise TypeError("algorithm and clock cannot be given with a Keyed, which has its own")
     return Limited(limit, key, timeout)

@@ -41,7 +41,7 @@ class Reservation:
         try:
             settle = self._open.pop()
         except IndexError:
-            raise ValueError(f"{self!r} was settled already") from None
+            raise ValueError(f"{self!r} is already settled") from None
         try:
             settle(self.key, self.cost, self._marks, cost)
         except BaseException:

@@ -145,7 +145,9 @@ cdef int _put_settled(UserTable user_table, UserTotals user) except -1:
         if snapshot.found < 0:
             return 0
         for i in range(user.count):
-            cell = find_cell(<ResourceCell *> (snapshot.payload + USER_WORDS), snapshot.item_count, user.totals[i].resource)
+            cell = find_cell(
+                <ResourceCell *> (snapshot.payload + USER_WORDS), snapshot.item_count, user.totals[i].resource
+            )
             if cell != NULL:
                 cell.settled = min(user.totals[i].settled, cell.consumed)
         if user_table.put(&key, &snapshot, snapshot.item_count) != AGAIN:

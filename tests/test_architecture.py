@@ -69,7 +69,7 @@ def drawn() -> set[str]:
 def test_the_map_shows_the_tree_as_it_is() -> None:
     files = {
         str(path.relative_to(SOURCE))
-        for suffix in ("py", "pyx", "pxd")
+        for suffix in ("py", "pyx", "pxd", "lua")
         for path in SOURCE.rglob(f"*.{suffix}")
         if path.name not in ("__init__.py", "__main__.py")
     }

@@ -156,7 +156,7 @@ def test_limits_are_read_again_when_the_file_changes(limits: Path) -> None:
 HANGS = """
 import sys, time
 from sluicegate.quota import Central, Entry
-from sluicegate.quota.central.sources.function import FunctionLimits
+from sluicegate.quota.central.limit_sources.function import FunctionLimits
 
 started = []
 

@@ -35,7 +35,7 @@ from sluicegate.demo.traffic import SERVICE, Traffic
 from sluicegate.demo.verdict import LONG_PAUSE, WARM_UP, Record, Second, evaluate
 from sluicegate.demo.worker import MAX_BACKLOG, LoadGenerator, WorkerPlan
 from sluicegate.quota import Node
-from sluicegate.quota.central.sources.sqlite_file import SqliteFile
+from sluicegate.quota.central.limit_sources.sqlite_file import SqliteFile
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import read
 from tests.harness.servers import default_signals, freeze

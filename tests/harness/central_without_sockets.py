@@ -8,8 +8,8 @@ from sluicegate.quota import CentralState, Ledger
 from sluicegate.quota.central.http.api import routes
 from sluicegate.quota.central.http.metrics import CentralMetrics
 from sluicegate.quota.central.http.responses import exception_handlers
-from sluicegate.quota.central.sources import open_source
-from sluicegate.quota.central.sources.sync import LimitsSync
+from sluicegate.quota.central.limit_sources import open_source
+from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.messages import Line, Report
 
 __all__ = ["Connected", "SocketlessCentral"]

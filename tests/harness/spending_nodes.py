@@ -1,7 +1,7 @@
 """Nodes that spend all they are given, for tests of the ledger alone."""
 
-from sluicegate.quota.ledger.entry import Entry
 from sluicegate.quota.ledger.ledger import Ledger
+from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.messages import Ask, Line, Report
 
 START = 1000

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sluicegate.quota.ledger.entry import read_entries
 from sluicegate.quota.ledger.ledger import Ledger
+from sluicegate.quota.ledger.limit_entry import read_entries
 from sluicegate.quota.messages import Report
 from sluicegate.sim.measures import Measures
 from sluicegate.sim.runner import run

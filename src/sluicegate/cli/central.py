@@ -15,8 +15,8 @@ import sys
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError, SluicegateError
 from sluicegate.quota.central.central import Central
+from sluicegate.quota.central.limit_sources.sync import NoValidLimits
 from sluicegate.quota.central.net.tokens import Tokens, read_tokens
-from sluicegate.quota.central.sources.sync import NoValidLimits
 
 __all__ = ["configure"]
 

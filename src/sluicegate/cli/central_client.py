@@ -13,7 +13,7 @@ from urllib.parse import urlencode, urlsplit
 
 from sluicegate.errors import ConfigError, Unavailable
 from sluicegate.quota.central.net.tokens import read_tokens
-from sluicegate.quota.ledger.entry import Entry, to_dict
+from sluicegate.quota.ledger.limit_entry import Entry, to_dict
 
 __all__ = ["CentralClient", "printable", "read_admin_token"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from sluicegate.cli.central_client import CentralClient, printable, read_admin_token
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError, SluicegateError
-from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.ledger.limit_entry import Entry
 
 __all__ = ["configure"]
 

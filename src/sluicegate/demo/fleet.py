@@ -29,7 +29,7 @@ from sluicegate.demo.shared_counts import BINS_PER_SECOND
 from sluicegate.demo.traffic import RESOURCE, SERVICE, next_second, write_begin
 from sluicegate.errors import SluicegateError, Unavailable
 from sluicegate.quota import Entry
-from sluicegate.quota.central.sources.sqlite_file import SqliteFile
+from sluicegate.quota.central.limit_sources.sqlite_file import SqliteFile
 
 __all__ = ["RESTART_AFTER", "Fleet", "StartCancelled"]
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sluicegate.quota.errors import Throttled
     from sluicegate.quota.ledger._service_ledger import ServiceLedger
     from sluicegate.quota.ledger._usage import Usage
-    from sluicegate.quota.ledger.entry import Entry, read_entries
     from sluicegate.quota.ledger.ledger import Ledger
+    from sluicegate.quota.ledger.limit_entry import Entry, read_entries
     from sluicegate.quota.ledger.service import BucketService, Service, installed_services
     from sluicegate.quota.node.core.reporter import NodeStatus
     from sluicegate.quota.node.core.state import NodeState
@@ -53,7 +53,7 @@ __getattr__ = lazy_exports(
         "sluicegate.quota.errors": ["Throttled"],
         "sluicegate.quota.ledger._service_ledger": ["ServiceLedger"],
         "sluicegate.quota.ledger._usage": ["Usage"],
-        "sluicegate.quota.ledger.entry": ["Entry", "read_entries"],
+        "sluicegate.quota.ledger.limit_entry": ["Entry", "read_entries"],
         "sluicegate.quota.ledger.ledger": ["Ledger"],
         "sluicegate.quota.ledger.service": ["BucketService", "Service", "installed_services"],
         "sluicegate.quota.node.core.reporter": ["NodeStatus"],

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluicegate.errors import SluicegateError
-from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.messages import Line, Quota, Report, Share
 from sluicegate.sim.machines import Machine
 from sluicegate.sim.scenario import Scenario, all_limits, entry_of, rate_of

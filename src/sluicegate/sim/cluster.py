@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.sim.audit import Audit
 from sluicegate.sim.classic_system import ClassicAnswer, ClassicReport

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.sim.measures import GOALS
 from sluicegate.sim.network import KINDS, Quality
 from sluicegate.sim.toml_reader import Table

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from sluicegate.quota.central.state import CentralState
-from sluicegate.quota.ledger.entry import Entry
 from sluicegate.quota.ledger.ledger import Ledger
+from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.messages import Ask, Report
 from sluicegate.quota.node.core.state import NodeState
 from sluicegate.sim.classic_system import ClassicCentral, ClassicNode

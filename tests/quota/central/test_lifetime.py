@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 from sluicegate import Central as Exported
 from sluicegate.errors import ConfigError, Unavailable
 from sluicegate.quota import Central
-from sluicegate.quota.central.net.connections import ConnectionRegistry
+from sluicegate.quota.central.net.registry import ConnectionRegistry
 from tests.harness.central import LIMITS, PlainNode, V1Node, closed_with, running, slot_of
 from tests.harness.waits import PATIENCE
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 from sluicegate import ManualClock
 from sluicegate.quota import CentralState, Ledger
-from sluicegate.quota.central.net.connections import ConnectionRegistry
+from sluicegate.quota.central.limit_sources import open_source
+from sluicegate.quota.central.limit_sources.sync import LimitsSync
+from sluicegate.quota.central.net.registry import ConnectionRegistry
 from sluicegate.quota.central.net.tokens import Tokens
 from sluicegate.quota.central.scheduler import Scheduler
-from sluicegate.quota.central.sources import open_source
-from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.messages import Line, Report
 from sluicegate.quota.wire import Bounds
 from tests.harness.central import LIMITS

@@ -19,7 +19,7 @@ from sluicegate.errors import ConfigError
 from sluicegate.quota import Entry
 from sluicegate.quota.node import EndNodeStatus
 from sluicegate.quota.node.reporter_lock import ReporterLock
-from sluicegate.quota.node.thread import ReporterThread
+from sluicegate.quota.node.reporter_thread import ReporterThread
 from tests.harness.waits import PATIENCE, Output, wait_for
 
 MakeCentral = Callable[..., Any]
@@ -438,7 +438,9 @@ def test_the_last_of_forked_workers_that_exit_reports_for_all(
 
 
 def test_an_exit_does_not_wait_long_for_a_central_that_is_not_there(tmp_path: Path) -> None:
-    patient = "from sluicegate.quota.node import thread\nthread.LEAVE_TIMEOUT = 600.0\n"
+    patient = (
+        "from sluicegate.quota.node import reporter_thread\nreporter_thread.LEAVE_TIMEOUT = 600.0\n"
+    )
     arguments = ("ws://127.0.0.1:9", str(tmp_path / "memory"), "at once")
     with python(patient + EXIT, *arguments, stderr=subprocess.PIPE) as process:
         _, errors = process.communicate(timeout=PATIENCE)

@@ -26,9 +26,9 @@ from sluicegate.quota.ledger.service import MakeService, installed_services
 from sluicegate.quota.wire.bounds import Bounds
 
 if TYPE_CHECKING:
-    from sluicegate.quota.central.net.connections import ConnectionRegistry
+    from sluicegate.quota.central.limit_sources import LimitsSource
+    from sluicegate.quota.central.net.registry import ConnectionRegistry
     from sluicegate.quota.central.server import Server
-    from sluicegate.quota.central.sources import LimitsSource
 
 __all__ = ["Central"]
 

@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 
 from sluicegate.errors import SluicegateError
-from sluicegate.quota.central.net.connections import ConnectionRegistry
-from sluicegate.quota.central.sources.sync import LimitsSync
+from sluicegate.quota.central.limit_sources.sync import LimitsSync
+from sluicegate.quota.central.net.registry import ConnectionRegistry
 from sluicegate.quota.central.state_file import StateFile
 
 __all__ = ["Scheduler"]

@@ -20,9 +20,9 @@ from sluicegate.errors import ConfigError, Unavailable
 from sluicegate.quota.central.http.api import routes
 from sluicegate.quota.central.http.responses import error_response, exception_handlers
 from sluicegate.quota.central.net.connection import CloseReason, Connection
-from sluicegate.quota.central.net.connections import ConnectionRegistry
 from sluicegate.quota.central.net.handshake import Handshake
 from sluicegate.quota.central.net.http_protocol import BoundedHttpProtocol, IdleConnections
+from sluicegate.quota.central.net.registry import ConnectionRegistry
 from sluicegate.quota.central.net.tokens import Tokens, is_this_machine
 from sluicegate.quota.central.net.websocket import NodeSocket, Session
 from sluicegate.quota.central.scheduler import Scheduler

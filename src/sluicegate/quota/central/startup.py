@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from sluicegate.quota.central.classic.session import classic_session_factory
+from sluicegate.quota.central.limit_sources import open_source
+from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.central.net.connection import CLASSIC
-from sluicegate.quota.central.net.connections import ConnectionRegistry, epoch_bound
+from sluicegate.quota.central.net.registry import ConnectionRegistry, epoch_bound
 from sluicegate.quota.central.net.tokens import Tokens
-from sluicegate.quota.central.sources import open_source
-from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.central.state_file import StateFile
 from sluicegate.quota.ledger.ledger import Ledger

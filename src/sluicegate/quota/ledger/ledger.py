@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar
 from sluicegate.errors import ConfigError, ProtocolError
 from sluicegate.quota.ledger._node_table import COLD_START_NODES, NodeTable
 from sluicegate.quota.ledger._service_ledger import NODE_TIMEOUT_SLOTS, ServiceLedger
-from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.ledger.limits_table import LimitsTable
 from sluicegate.quota.ledger.service import BucketService, MakeService, Service, Shares
 from sluicegate.quota.ledger.snapshot import ServiceLedgerDump, SlotLengthMismatch, pack, unpack

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Self
 
-from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.ledger.limit_entry import Entry
 
 __all__ = ["LimitsTable"]
 

@@ -40,7 +40,7 @@ from sluicegate.quota.node.urls import central_urls
 if TYPE_CHECKING:
     import ssl
 
-    from sluicegate.quota.node.thread import ReporterThread
+    from sluicegate.quota.node.reporter_thread import ReporterThread
 
 __all__ = ["Node"]
 
@@ -109,7 +109,7 @@ class Node:
         """Start the reporter thread, in the background. A second call does nothing."""
         # websockets is an extra: programs that limit without centrals do without it.
         from sluicegate.quota.node.link import LinkOptions
-        from sluicegate.quota.node.thread import ReporterThread
+        from sluicegate.quota.node.reporter_thread import ReporterThread
 
         with self._lifecycle_lock:
             if self._is_closed:

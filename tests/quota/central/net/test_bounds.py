@@ -11,10 +11,10 @@ import pytest
 from websockets.sync.client import connect
 
 from sluicegate.quota import Central, Entry
+from sluicegate.quota.central.limit_sources.memory import MemoryLimits
 from sluicegate.quota.central.net.http_protocol import BoundedHttpProtocol, IdleConnections
-from sluicegate.quota.central.net.session import NodeSession
+from sluicegate.quota.central.net.node_session import NodeSession
 from sluicegate.quota.central.net.websocket import NodeSocket
-from sluicegate.quota.central.sources.memory import MemoryLimits
 from sluicegate.quota.messages import Quota
 from sluicegate.quota.wire import Bounds
 from tests.harness.central import (
@@ -105,7 +105,7 @@ def test_denied_and_overloaded_are_counted_apart() -> None:
 
 def test_one_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel takes on its way is some megabytes; only then does it show."""
-    monkeypatch.setattr("sluicegate.quota.central.net.connections._WRITE_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr("sluicegate.quota.central.net.registry._WRITE_TIMEOUT_SECONDS", 0.5)
     with (
         running(slot_seconds=0.1) as central,
         raw_websocket(central) as deaf,

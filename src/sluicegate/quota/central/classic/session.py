@@ -20,7 +20,7 @@ from sluicegate.quota.central.classic.protocol import (
     parse,
 )
 from sluicegate.quota.central.net.connection import CloseReason, Connection
-from sluicegate.quota.central.net.connections import ConnectionRegistry, OpenSession
+from sluicegate.quota.central.net.registry import ConnectionRegistry, OpenSession
 from sluicegate.quota.central.net.websocket import NodeSocket, Session, Work
 
 __all__ = ["ClassicSession", "classic_session_factory"]

@@ -32,13 +32,13 @@ from sluicegate.quota.central.http.metrics import CONTENT_TYPE
 from sluicegate.quota.central.http.openapi import document
 from sluicegate.quota.central.http.responses import ApiError, json_response
 from sluicegate.quota.central.http.usage import full_slot, usage
-from sluicegate.quota.central.sources import NotEditable
-from sluicegate.quota.central.sources.edits import Change, Put, Remove, Replace
-from sluicegate.quota.ledger.entry import Entry, parse_entry, read_tables, to_dict
+from sluicegate.quota.central.limit_sources import NotEditable
+from sluicegate.quota.central.limit_sources.edits import Change, Put, Remove, Replace
+from sluicegate.quota.ledger.limit_entry import Entry, parse_entry, read_tables, to_dict
 
 if TYPE_CHECKING:
     from sluicegate.quota.central.net.connection import Connection
-    from sluicegate.quota.central.net.connections import ConnectionRegistry
+    from sluicegate.quota.central.net.registry import ConnectionRegistry
 
 __all__ = ["routes"]
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sluicegate.quota.central.net.connections import ConnectionRegistry
+    from sluicegate.quota.central.net.registry import ConnectionRegistry
 
 __all__ = ["unhealthy_reason"]
 

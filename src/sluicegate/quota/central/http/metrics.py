@@ -31,7 +31,7 @@ from sluicegate.quota.central.net.connection import CLASSIC, V1
 from sluicegate.quota.ledger._queries import bucket_count, count_overshoots
 
 if TYPE_CHECKING:
-    from sluicegate.quota.central.net.connections import ConnectionRegistry
+    from sluicegate.quota.central.net.registry import ConnectionRegistry
 
 __all__ = ["CONTENT_TYPE", "CentralMetrics"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from sluicegate.errors import ConfigError, Unavailable
 from sluicegate.quota import Entry
-from sluicegate.quota.central.sources import LimitsSource, open_source, redis_hash
+from sluicegate.quota.central.limit_sources import LimitsSource, open_source, redis_hash
 from tests.harness.servers import RedisServer
 
 ANN = Entry("front", "ann", 10.0, {"requests": 5.0, "traffic_up": 1e6})

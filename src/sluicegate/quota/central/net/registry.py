@@ -22,13 +22,13 @@ from typing import TypeAlias
 
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.central.http.metrics import CentralMetrics
+from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.central.net.ban_list import BanList
 from sluicegate.quota.central.net.connection import STOPPING, V1, CloseReason, Connection, Kind
 from sluicegate.quota.central.net.handshake import Handshake, check_handshake
-from sluicegate.quota.central.net.session import NodeSession
+from sluicegate.quota.central.net.node_session import NodeSession
 from sluicegate.quota.central.net.tokens import Tokens
 from sluicegate.quota.central.net.websocket import NodeSocket, ReceiveBudget, Session
-from sluicegate.quota.central.sources.sync import LimitsSync
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.wire import Bounds, CentralWire

@@ -21,7 +21,7 @@ from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.wire import CentralWire
 
 if TYPE_CHECKING:
-    from sluicegate.quota.central.net.connections import ConnectionRegistry
+    from sluicegate.quota.central.net.registry import ConnectionRegistry
 
 __all__ = ["NodeSession"]
 

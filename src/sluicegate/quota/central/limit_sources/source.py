@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.ledger.limit_entry import Entry
 
 __all__ = ["Limits", "LimitsSource", "NotEditable", "TracksOwnWrites"]
 

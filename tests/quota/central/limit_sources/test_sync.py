@@ -14,10 +14,10 @@ import pytest
 
 from sluicegate.errors import ConfigError
 from sluicegate.quota import Entry, Ledger
-from sluicegate.quota.central.sources import LimitsSource, NotEditable, open_source
-from sluicegate.quota.central.sources.edits import Put, Remove, Replace
-from sluicegate.quota.central.sources.sqlite_file import SqliteFile
-from sluicegate.quota.central.sources.sync import LimitsSync, NoValidLimits
+from sluicegate.quota.central.limit_sources import LimitsSource, NotEditable, open_source
+from sluicegate.quota.central.limit_sources.edits import Put, Remove, Replace
+from sluicegate.quota.central.limit_sources.sqlite_file import SqliteFile
+from sluicegate.quota.central.limit_sources.sync import LimitsSync, NoValidLimits
 from tests.harness.waits import PATIENCE, wait_for
 
 ANN = Entry("front", "ann", rates={"requests": 5.0})
@@ -312,7 +312,7 @@ def test_a_change_whose_reading_was_lost_is_in_the_next_one() -> None:
 
 
 def test_a_source_that_hangs_is_told_and_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicegate.quota.central.sources.sync._HUNG_AFTER", 0.05)
+    monkeypatch.setattr("sluicegate.quota.central.limit_sources.sync._HUNG_AFTER", 0.05)
     hold = threading.Event()
     limits_sync = LimitsSync(AlwaysChanged(open_source([ANN]), lambda: until(hold)), Ledger())
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.central.sources.source import NotEditable
-from sluicegate.quota.ledger.entry import Entry, read_entries
+from sluicegate.quota.central.limit_sources.source import NotEditable
+from sluicegate.quota.ledger.limit_entry import Entry, read_entries
 
 __all__ = ["TomlFile"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from sluicegate.errors import ConfigError
 from sluicegate.quota import Entry
-from sluicegate.quota.central.sources import NotEditable, open_source
+from sluicegate.quota.central.limit_sources import NotEditable, open_source
 from tests.harness.waits import wait_for
 
 ANN = '[[limit]]\nservice = "front"\nuser = "ann"\nrequests = 5\n'
@@ -139,14 +139,16 @@ def test_a_file_is_read_again_while_it_is_written(
 ) -> None:
     source = open_source(path)
     source.load()
-    monkeypatch.setattr("sluicegate.quota.central.sources.toml_file.time", Editor(path, ANN, BOB))
+    monkeypatch.setattr(
+        "sluicegate.quota.central.limit_sources.toml_file.time", Editor(path, ANN, BOB)
+    )
     entries, _ = source.load()
     assert [entry.user for entry in entries] == ["ann", "bob"]
 
 
 def test_a_file_that_never_rests_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     editor = Editor(path, *["# more\n"] * 100)
-    monkeypatch.setattr("sluicegate.quota.central.sources.toml_file.time", editor)
+    monkeypatch.setattr("sluicegate.quota.central.limit_sources.toml_file.time", editor)
     with pytest.raises(ConfigError, match="keeps changing"):
         open_source(path).load()
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sluicegate.errors import ConfigError, SluicegateError, Unavailable
-from sluicegate.quota.ledger.entry import Entry, read_tables, to_dict
+from sluicegate.quota.ledger.limit_entry import Entry, read_tables, to_dict
 from sluicegate.redis_client import RedisPool
 from sluicegate.redis_client.resp import ErrorReply
 

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterable
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.central.sources.source import Limits
-from sluicegate.quota.ledger.entry import Entry, read_tables
+from sluicegate.quota.central.limit_sources.source import Limits
+from sluicegate.quota.ledger.limit_entry import Entry, read_tables
 
 __all__ = ["MemoryLimits"]
 

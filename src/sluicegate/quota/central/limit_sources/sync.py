@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 
 from sluicegate.errors import ConfigError, SluicegateError
 from sluicegate.quota.central.daemon_thread import run_in_daemon_thread
-from sluicegate.quota.central.sources import LimitsSource, TracksOwnWrites
-from sluicegate.quota.central.sources.edits import Change, LoadedLimits, Put, Remove, Replace
-from sluicegate.quota.ledger.entry import ConfigIssue, Entry, read_tables, to_dict
+from sluicegate.quota.central.limit_sources import LimitsSource, TracksOwnWrites
+from sluicegate.quota.central.limit_sources.edits import Change, LoadedLimits, Put, Remove, Replace
 from sluicegate.quota.ledger.ledger import Ledger
+from sluicegate.quota.ledger.limit_entry import ConfigIssue, Entry, read_tables, to_dict
 
 __all__ = ["LimitsSync", "NoValidLimits", "SourceReading"]
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.central.sources.source import Limits, NotEditable
-from sluicegate.quota.ledger.entry import Entry, read_tables
+from sluicegate.quota.central.limit_sources.source import Limits, NotEditable
+from sluicegate.quota.ledger.limit_entry import Entry, read_tables
 
 __all__ = ["FunctionLimits"]
 

@@ -8,8 +8,8 @@ import pytest
 
 from sluicegate.errors import ConfigError
 from sluicegate.quota import Entry
-from sluicegate.quota.central.sources import LimitsSource, NotEditable, open_source
-from sluicegate.quota.central.sources.function import FunctionLimits
+from sluicegate.quota.central.limit_sources import LimitsSource, NotEditable, open_source
+from sluicegate.quota.central.limit_sources.function import FunctionLimits
 
 ANN = Entry("front", "ann", rates={"requests": 5.0})
 BOB = Entry("front", "bob", rates={"requests": 1.0})

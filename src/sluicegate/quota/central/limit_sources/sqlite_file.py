@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.ledger.entry import Entry, read_tables
+from sluicegate.quota.ledger.limit_entry import Entry, read_tables
 
 __all__ = ["SqliteFile"]
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.central.sources.function import FunctionLimits
-from sluicegate.quota.central.sources.memory import MemoryLimits
-from sluicegate.quota.central.sources.redis_hash import RedisHash
-from sluicegate.quota.central.sources.source import Limits, LimitsSource
-from sluicegate.quota.central.sources.sqlite_file import SqliteFile
-from sluicegate.quota.central.sources.toml_file import TomlFile
+from sluicegate.quota.central.limit_sources.function import FunctionLimits
+from sluicegate.quota.central.limit_sources.memory import MemoryLimits
+from sluicegate.quota.central.limit_sources.redis_hash import RedisHash
+from sluicegate.quota.central.limit_sources.source import Limits, LimitsSource
+from sluicegate.quota.central.limit_sources.sqlite_file import SqliteFile
+from sluicegate.quota.central.limit_sources.toml_file import TomlFile
 
 __all__ = ["open_source"]
 

@@ -15,8 +15,8 @@ import pytest
 from sluicegate.cli.main import main
 from sluicegate.errors import ConfigError
 from sluicegate.quota import Central, Entry
-from sluicegate.quota.central.sources import open_source
-from sluicegate.quota.central.sources.memory import MemoryLimits
+from sluicegate.quota.central.limit_sources import open_source
+from sluicegate.quota.central.limit_sources.memory import MemoryLimits
 from sluicegate.quota.messages import Ack, Ask, Quota
 from tests.harness.central import SLOT, V1Node, running, slot_of
 from tests.harness.loop_turns import timed_turns
@@ -94,7 +94,7 @@ def test_a_node_hears_of_limits_that_were_set_by_command(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicegate.quota.central.sources.redis_hash._TIMEOUT", PATIENCE)
+    monkeypatch.setattr("sluicegate.quota.central.limit_sources.redis_hash._TIMEOUT", PATIENCE)
     options = {"limits": redis_server.url, "slot_seconds": QUICK}
     with running(**options) as one, running(**options) as other, V1Node(other) as node:
         for rate, least in ((50.0, 1.0), (5000.0, 51 * QUICK)):

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate.errors import ConfigError
-from sluicegate.quota.ledger.entry import Entry, parse_entry, read_entries, read_tables, to_dict
+from sluicegate.quota.ledger.limit_entry import (
+    Entry,
+    parse_entry,
+    read_entries,
+    read_tables,
+    to_dict,
+)
 
 _GOOD = """
 [[limit]]

@@ -10,7 +10,7 @@ import pytest
 
 from sluicegate.errors import ConfigError
 from sluicegate.quota import Entry
-from sluicegate.quota.central.sources import LimitsSource, open_source
+from sluicegate.quota.central.limit_sources import LimitsSource, open_source
 from tests.harness.waits import PATIENCE
 
 ANN = Entry("front", "ann", 10.0, {"requests": 5.0, "traffic_up": 1e6})

@@ -1,7 +1,7 @@
 """Where a central's limits come from: a TOML file, SQLite, Redis, a function, or a list."""
 
-from sluicegate.quota.central.sources.factory import open_source
-from sluicegate.quota.central.sources.source import (
+from sluicegate.quota.central.limit_sources.factory import open_source
+from sluicegate.quota.central.limit_sources.source import (
     Limits,
     LimitsSource,
     NotEditable,

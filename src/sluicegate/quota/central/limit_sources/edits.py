@@ -7,8 +7,8 @@ entries again because of one takes seconds; applying the edit to the table, a fe
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from sluicegate.quota.central.sources import LimitsSource
-from sluicegate.quota.ledger.entry import Entry
+from sluicegate.quota.central.limit_sources import LimitsSource
+from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.ledger.limits_table import LimitsTable
 
 __all__ = ["Change", "LoadedLimits", "Put", "Remove", "Replace"]

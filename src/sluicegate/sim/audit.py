@@ -687,7 +687,7 @@ class Audit:
                 # After its clock went back, a node may wait for the leader's word to be sure.
                 if slot + view.again - known_slot > _LEASE:
                     most = max(most, share.safe, unit)
-            # A whole quota that came later may not name him any more.
+            # A whole quota that came later may not name the user any more.
             if most == -math.inf or known["wholes"] > sum(whole for _, whole in named):
                 for newcomers in known["newcomers"].get(service, ()):
                     if newcomers:

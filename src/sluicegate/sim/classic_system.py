@@ -255,7 +255,7 @@ class ClassicCentral:
         self._quotas.pop(self._slot - 2, None)
 
     def _limited(self) -> Iterable[tuple[tuple[str, str, str], float, float]]:
-        """Every user who has been seen, with his limit."""
+        """Every user seen so far, with their limit."""
         own = {(entry.service, entry.user): entry for entry in self._entries}
         for key in list(self._shares):
             entry = own.get(key[:2]) or own.get((key[0], "*"))

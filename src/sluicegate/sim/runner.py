@@ -40,7 +40,7 @@ Progress = Callable[[float], object]
 
 @dataclass(slots=True)
 class Used:
-    """What a user asked for and got in all: what the limits would have done to him."""
+    """What a user asked for and got in all: what the limits would have done."""
 
     service: str
     user: str
@@ -264,7 +264,7 @@ class _Run:
             for resource in entry.rates if entry is not None else ():
                 cell = (service, user, resource)
                 if any(rate_of(limits, *cell) is None for limits in limits_of_run):
-                    continue  # while he was free, nobody counted what he took
+                    continue  # while the user was free, nodes did not count them
                 consumed = sum(tally.get(cell, 0.0) for tally in cluster.tallies.values())
                 recorded = cluster.recorded(*cell)
                 gone = 0.0

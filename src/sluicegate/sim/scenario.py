@@ -126,7 +126,7 @@ class Scenario:
 
 
 def entry_of(entries: Sequence[Entry], service: str, user: str) -> Entry | None:
-    """The limit that a user has: his own, or that for all who have none."""
+    """The entry of a user: their own, or the one for all users without one."""
     found = None
     for entry in entries:
         if entry.service == service and entry.user == user:

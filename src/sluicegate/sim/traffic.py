@@ -1,6 +1,6 @@
 """The users: how many requests come to which node, tenth of a slot by tenth of a slot.
 
-A `Traffic` says what one user does: his rate over time, how it is spread over the nodes, how
+A `Traffic` says what one user does: the rate over time, how it is spread over the nodes, how
 regular the requests arrive, what each costs and how long it runs. A `Stream` is that traffic
 going on in one run: asked once per step, it says who gets how many requests.
 

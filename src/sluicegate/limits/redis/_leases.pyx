@@ -2,14 +2,14 @@
 """`Leases`: permits taken from Redis in lots and spent locally, for each key of a process.
 
 A lease is what is left of a lot. A call that it covers is answered by one look into a
-dictionary; one that it does not cover makes its caller begin_request Redis for the next lot
+dictionary; one that it does not cover makes its caller ask Redis for the next lot
 (`begin_request`), and report the answer (`grant`, `deny`, `abort`). Rules:
 
 - One caller at a time asks for a lot of a key. Others who find the lease spent meanwhile
-  begin_request for exactly what they need and hold nothing, so a process never holds more than one
+  ask for exactly what they need and hold nothing, so a process never holds more than one
   lot of a key.
 - A lease expires `LEASE_SECONDS` seconds after it was granted; what is left of it is void.
-- A denial is remembered until its time has come: a denied key does not begin_request again before.
+- A denial is remembered until its time has come: a denied key does not ask again before.
 - The lot follows the key: it doubles when a full one was spent within half of `REFILL`
   seconds, and halves when it lasted twice as long. It starts at 1 and ends at `max_lot`.
 - Memory: two dictionaries. Every `LEASE_SECONDS` seconds the older one is dropped; it holds only
@@ -107,7 +107,7 @@ cdef class Leases:
         return None
 
     def begin_request(self, key, double cost):
-        """What to begin_request Redis for: (needed, wanted, whether this caller asks for the lot)."""
+        """What to ask Redis for: (needed, wanted, whether this caller asks for the lot)."""
         cdef double now = self._clock.now()
         cdef _Lease lease = self._make(normalize_key(key), now)
         cdef double lasted
@@ -143,7 +143,7 @@ cdef class Leases:
         """Redis had not what was needed. Returns how long that is remembered, in seconds.
 
         A little longer than need be where the lot is large: to come for a few permits at
-        a time is to begin_request Redis for each.
+        a time is to ask Redis for each.
         """
         cdef double now = self._clock.now()
         cdef _Lease lease = self._make(normalize_key(key), now)

@@ -4,7 +4,7 @@ Each key has a token bucket with the limit's rate divided by the number of nodes
 the algorithm, and a burst of its share too, though at least 1: so a limit of 1 per minute
 on 64 nodes still lets one through per minute, about. (A window of a 64th would let through
 none, or one on each node.) A cost above that burst passes when the bucket is full, and is
-paid off before the next. So all nodes together admit at max_cost
+paid off before the next. So all nodes together admit at most
 
     limit * t + burst + nodes
 

@@ -105,7 +105,7 @@ def test_the_list_has_every_scenario(capsys: pytest.CaptureFixture[str]) -> None
     [
         ([], "expected a SCENARIO"),
         (["tango"], "there is no scenario 'tango'"),
-        (["no.toml"], "no.toml: the scenario cannot be read"),
+        (["no.toml"], "no.toml: cannot read the scenario"),
         (["overload-3x", "--seed", "x"], "expected an integer, got 'x'"),
         (["overload-3x", "--runs", "0"], "expected an integer above 0, got '0'"),
         (["overload-3x", "--seconds", "0"], "expected a finite number above 0, got '0'"),

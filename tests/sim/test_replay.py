@@ -61,10 +61,10 @@ def test_json_lines_say_the_same(tmp_path: Path, scenario: Scenario) -> None:
     ("name", "text", "complaint"),
     [
         ("log.txt", "", "expected a file that ends in .csv or .jsonl"),
-        ("log.csv", "time,user\n", "line 1: expected a head line with time, user, resource"),
+        ("log.csv", "time,user\n", "line 1: expected a header line with time, user, resource"),
         ("log.csv", "time,user,resource,amount\n", "expected at least one request, got none"),
         ("log.csv", "time,user,resource,amount\nx,a,r,1\n", "line 2: time = 'x': expected a"),
-        ("log.csv", "time,user,resource,amount\n1,,r,1\n", "line 2: user = '': expected a text"),
+        ("log.csv", "time,user,resource,amount\n1,,r,1\n", "line 2: user = '': expected a string"),
         ("log.csv", "time,user,resource,amount\n1,a,r,-1\n", "amount = -1.0: expected from 0 to"),
         ("log.csv", "time,user,resource,amount,x\n1,a,r,1,2\n", "'x' is unknown"),
         ("log.csv", "time,user,resource,amount\n1,a,r,1,9\n", "line 2: expected no more fields"),
@@ -77,17 +77,17 @@ def test_json_lines_say_the_same(tmp_path: Path, scenario: Scenario) -> None:
         (
             "log.jsonl",
             '{"time": 1, "user": "a", "resource": "r", "amount": 1, "service": 5}',
-            "line 1: service = 5: expected a text",
+            "line 1: service = 5: expected a string",
         ),
         (
             "log.jsonl",
             '{"time": 1, "user": "a", "resource": "r", "amount": 1, "node": ["x"]}',
-            "line 1: node = ['x']: expected a text",
+            "line 1: node = ['x']: expected a string",
         ),
         ("log.jsonl", '{"time": true, "amount": 1}', "line 1: time = True: expected a finite"),
-        ("log.jsonl", "{", "line 1: this is not JSON"),
+        ("log.jsonl", "{", "line 1: invalid JSON"),
         ("log.jsonl", "3", "line 1: expected an object, got 3"),
-        ("log.jsonl", '{"time": 1, "amount": 1}', "user = None: expected a text"),
+        ("log.jsonl", '{"time": 1, "amount": 1}', "user = None: expected a string"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_its_line(
@@ -99,7 +99,7 @@ def test_what_makes_no_sense_is_refused_with_its_line(
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path, scenario: Scenario) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read"):
         read_traffic(tmp_path / "no.csv", scenario)
 
 

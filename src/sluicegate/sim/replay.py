@@ -1,6 +1,6 @@
 """Traffic out of a file: what would a limit have done to last week?
 
-A file has one line per request and resource: CSV with a head line, or JSON lines, by its suffix.
+A file has one line per request and resource: CSV with a header line, or JSON lines, by its suffix.
 
     time,user,resource,amount[,node][,service]
     1700000000.25,alice,requests,1
@@ -104,7 +104,7 @@ def read_traffic(path: str | Path, scenario: Scenario) -> Replay:
                 str(path),
             )
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: the traffic cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot read the traffic: {error}") from error
     if not len(replay):
         raise ConfigError(f"{path}: expected at least one request, got none")
     return replay
@@ -116,7 +116,7 @@ def _csv(file: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str, Any]]
     missing = [name for name in _NEEDED if name not in head]
     if missing:
         raise ConfigError(
-            f"{path}, line 1: expected a head line with {', '.join(_NEEDED)}, "
+            f"{path}, line 1: expected a header line with {', '.join(_NEEDED)}, "
             f"got {','.join(head)!r}"
         )
     for row in reader:
@@ -129,7 +129,7 @@ def _json_lines(file: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str
             try:
                 row = json.loads(text)
             except ValueError as error:
-                raise ConfigError(f"{path}, line {line}: this is not JSON: {error}") from error
+                raise ConfigError(f"{path}, line {line}: invalid JSON: {error}") from error
             if not isinstance(row, dict):
                 raise ConfigError(f"{path}, line {line}: expected an object, got {row!r}")
             yield line, row
@@ -137,7 +137,7 @@ def _json_lines(file: Iterable[str], path: Path) -> Iterator[tuple[int, dict[str
 
 def _request(row: dict[str, Any], place: str, service: str) -> tuple[float, Request]:
     if None in row:  # where csv puts what no head stands over
-        raise ConfigError(f"{place}: expected no more fields than the head line has")
+        raise ConfigError(f"{place}: expected no more fields than the header line has")
     unknown = [name for name in row if name not in _KNOWN]
     if unknown:
         raise ConfigError(f"{place}: {unknown[0]!r} is unknown: expected {', '.join(_NEEDED)}")
@@ -159,7 +159,7 @@ def _text(row: dict[str, Any], name: str, place: str, default: str | None = None
     if default is not None and (text is None or text == ""):
         return default
     if not isinstance(text, str) or not text:
-        raise ConfigError(f"{place}: {name} = {text!r}: expected a text")
+        raise ConfigError(f"{place}: {name} = {text!r}: expected a string")
     return text
 
 

@@ -170,7 +170,7 @@ def load(name_or_path: str) -> Scenario:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: the scenario cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot read the scenario: {error}") from error
     return read(text, file=str(path), name=path.stem)
 
 
@@ -179,7 +179,7 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: this is not TOML: {error}") from error
+        raise ConfigError(f"{file}: invalid TOML: {error}") from error
     table = Table(values, file)
     seconds = table.number("seconds", above=True, most=_MOST_SECONDS)
     slot_seconds = table.number("slot_seconds", 1.0, least=0.1, most=60.0)
@@ -221,7 +221,7 @@ def _machines(table: Table, key: str, kind: str) -> tuple[str, ...]:
     if isinstance(table.value(key), list):
         machines = tuple(table.texts(key))
         if len(set(machines)) < len(machines):
-            table.wrong(key, "names that differ")
+            table.wrong(key, "distinct names")
         return machines
     count = table.whole(key, least=1, most=_MOST_MACHINES)
     return tuple(f"{kind}-{number}" for number in range(1, count + 1))
@@ -248,7 +248,7 @@ def _traffic(table: Table, nodes: tuple[str, ...]) -> list[Traffic]:
     user = table.text("user")
     users = table.whole("users", 1, least=1, most=_MOST_USERS)
     if users > 1 and "{}" not in user:
-        table.wrong("user", f"a text with {{}} for the number of the user, since users = {users}")
+        table.wrong("user", f"a string with {{}} for the number of the user, since users = {users}")
     spread, moves = Spread(), []
     if "nodes" in table:
         spread = _spread(table, nodes)

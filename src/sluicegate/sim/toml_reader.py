@@ -45,7 +45,7 @@ class Table:
         if key in self._values:
             return self._values[key]
         if default is _MISSING:
-            self.wrong(key, "a value: it must be given")
+            self.wrong(key, "a value: this key is required")
         return default
 
     def number(
@@ -83,7 +83,7 @@ class Table:
         if key in self._values and not (
             isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
         ):
-            self.wrong(key, f"a whole number from {least} to {most}")
+            self.wrong(key, f"an integer from {least} to {most}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -97,7 +97,7 @@ class Table:
         if key not in self._values:
             return value
         if not isinstance(value, str) or not value:
-            self.wrong(key, "a text")
+            self.wrong(key, "a string")
         if of is not None and value not in of:
             self.wrong(key, "one of " + ", ".join(sorted(of)))
         return value
@@ -109,7 +109,7 @@ class Table:
             return value
         value = [value] if isinstance(value, str) else value
         if not isinstance(value, list) or not value or not all(_is_text(part) for part in value):
-            self.wrong(key, "a text or a list of texts")
+            self.wrong(key, "a string or a list of strings")
         return value
 
     def part(self, key: str, values: object) -> "Table":

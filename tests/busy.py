@@ -8,8 +8,8 @@ What the command meets:
   the disk and waits for it (fsync), in a folder for temporary files.
 - Every few seconds (an exponential distribution, `--every`) the command and all its descendants
   are stopped for half a second (`--pause`), as a virtual machine is when its host has other work.
-  In every other pause it is only one of them, chosen at random. A process that a test has stopped
-  itself stays stopped afterwards.
+  In every other pause it is only one of them, chosen at random. A process that a test has frozen
+  (tests/harness/servers.py) stays so afterwards.
 - SIGINT is ignored at the start, as in the background of a shell and in some CI systems.
 
 Exit code: that of the command. `--seed` repeats the moments and choices, as far as the command
@@ -32,6 +32,7 @@ from pathlib import Path
 from sluicegate.demo import die_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
+MARKERS = "SLUICEGATE_TEST_FROZEN"  # the variable that names the folder of markers
 _BURN = "while True: pass"
 _WRITE = """
 import os, sys, time
@@ -61,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         load(Path(folder)) as ours,
     ):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.environ[MARKERS] = folder
         command = subprocess.Popen(options.command)
         chance = random.Random(seed)
         pauses = 0
@@ -112,8 +114,25 @@ def pause(chance: random.Random, seconds: float, ours: set[int]) -> None:
     stopped = stop([chance.choice(running)]) if is_one and running else stop_all(ours)
     time.sleep(seconds)
     for pid in stopped:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+        # What has ended meanwhile need not go on; what a test has stopped meanwhile must not.
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            is_frozen = marker(pid)
+            if is_frozen is None or not is_frozen.exists():
+                os.kill(pid, signal.SIGCONT)
+
+
+def marker(pid: int) -> Path | None:
+    """The file that says that a test has frozen this process; None: nobody is kept busy.
+
+    A process id may be used again, so the time at which the process started is part of the name.
+    """
+    folder = os.environ.get(MARKERS)
+    return None if folder is None else Path(folder) / f"{pid}-{stat(pid)[19]}"
+
+
+def stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def find_running(ours: set[int]) -> list[int]:

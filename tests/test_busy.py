@@ -4,11 +4,14 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pytest
+
 from tests import busy
-from tests.harness.servers import ROOT, freeze
-from tests.harness.waits import wait_for
+from tests.harness.servers import ROOT, freeze, thaw
+from tests.harness.waits import PATIENCE, wait_for
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 # Ends when it was continued for the third time, and prints for how long it had not run each time.
@@ -89,3 +92,23 @@ def test_what_a_test_has_stopped_stays_stopped() -> None:
         finally:
             stopped.kill()
             running.kill()
+
+
+def test_what_a_test_stops_during_a_pause_stays_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(busy.MARKERS, str(tmp_path))
+    with subprocess.Popen(SLEEPER) as process:
+        try:
+            monkeypatch.setattr(busy, "find_running", lambda ours: [process.pid])
+            monkeypatch.setattr(busy, "stop_all", lambda ours: busy.stop([process.pid]))
+            pause = threading.Thread(target=busy.pause, args=(random.Random(1), 0.3, set()))
+            pause.start()
+            wait_for(lambda: state_of(process) == "T")
+            freeze(process)
+            pause.join(PATIENCE)
+            assert state_of(process) == "T"
+            thaw(process)
+            wait_for(lambda: state_of(process) == "S", seen=lambda: state_of(process))
+        finally:
+            process.kill()

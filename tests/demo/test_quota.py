@@ -38,7 +38,7 @@ from sluicegate.quota import Node
 from sluicegate.quota.central.limit_sources.sqlite_file import SqliteFile
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import read
-from tests.harness.servers import default_signals, freeze
+from tests.harness.servers import default_signals, freeze, thaw
 from tests.harness.waits import PATIENCE, Output, wait_for
 
 STEADY, GREEDY, BURSTY, HOPPER = USERS
@@ -568,7 +568,7 @@ def stop_for_a_while(process: subprocess.Popen[str], log: Path) -> None:
     stopped = time.monotonic()
     time.sleep(0.3)  # for as long as it is to be stopped
     continued = time.monotonic()
-    process.send_signal(signal.SIGCONT)
+    thaw(process)
 
     def is_logged() -> bool:
         pauses.extend(PauseLog(log).read())

@@ -16,6 +16,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests import busy
 from tests.harness.waits import PATIENCE, Output, wait_for
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "freeze",
     "reserve_port",
     "serving",
+    "thaw",
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -41,21 +43,24 @@ def default_signals() -> None:
 
 
 def freeze(*processes: subprocess.Popen[Any]) -> None:
-    """Stop processes, and wait until they are.
+    """Stop processes until `thaw`, and wait until they are stopped.
 
-    One that somebody else has stopped just now (see busy.py) would go on at their SIGCONT, so that
-    must be over first.
+    A marker keeps busy.py from letting one go on that it has stopped at the same moment.
     """
     for process in processes:
-        wait_for(lambda process=process: not _is_stopped(process))
+        if (marker := busy.marker(process.pid)) is not None:
+            marker.touch()
         process.send_signal(signal.SIGSTOP)
     for process in processes:
-        wait_for(lambda process=process: _is_stopped(process))
+        wait_for(lambda process=process: busy.stat(process.pid)[0] == "T")
 
 
-def _is_stopped(process: subprocess.Popen[Any]) -> bool:
-    stat = Path(f"/proc/{process.pid}/stat").read_text()
-    return stat.rpartition(")")[2].split()[0] == "T"
+def thaw(*processes: subprocess.Popen[Any]) -> None:
+    """Let frozen processes go on."""
+    for process in processes:
+        if (marker := busy.marker(process.pid)) is not None:
+            marker.unlink(missing_ok=True)
+        process.send_signal(signal.SIGCONT)
 
 
 def find_redis_server() -> str:
@@ -198,7 +203,8 @@ class RedisServer:
         freeze(self._process)
 
     def cont(self) -> None:
-        self._signal(signal.SIGCONT)
+        assert self._process is not None
+        thaw(self._process)
 
     def kill(self) -> None:
         """Kill it; it can be started again."""

@@ -36,7 +36,7 @@ from sluicegate.demo.process import (
 )
 from sluicegate.demo.shared_counts import BINS
 from sluicegate.demo.traffic import RESOURCE, SERVICE, Traffic, next_second, write_begin
-from tests.harness.servers import freeze
+from tests.harness.servers import freeze, thaw
 from tests.harness.waits import PATIENCE, wait_for
 from tests.system.cable import Cable
 from tests.system.course import Course
@@ -63,8 +63,7 @@ class Freezes:
     def thaw(self, processes: Iterable[Process]) -> None:
         if self._spans and self._spans[-1][1] == math.inf:
             self._spans[-1] = (self._spans[-1][0], time.monotonic())
-        for process in processes:
-            process.signal(signal.SIGCONT)
+        thaw(*(process.popen for process in processes if process.pid is not None))
 
     def pauses(self, processes: Iterable[Process]) -> list[Span]:
         """The logged pauses of processes, without the time for which they were frozen here."""

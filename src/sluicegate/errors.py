@@ -12,11 +12,17 @@ __all__ = [
     "SluicegateError",
     "TableFull",
     "Unavailable",
+    "reason_of",
 ]
 
 
 class SluicegateError(Exception):
     """The root of all errors that are not the caller's mistake."""
+
+
+def reason_of(error: Exception) -> str:
+    """The reason of an error of the system, without its number and without the name of the file."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 class ConfigError(SluicegateError):

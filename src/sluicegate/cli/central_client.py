@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Mapping
 from urllib.parse import urlencode, urlsplit
 
-from sluicegate.errors import ConfigError, Unavailable
+from sluicegate.errors import ConfigError, Unavailable, reason_of
 from sluicegate.quota.central.net.tokens import read_tokens
 from sluicegate.quota.ledger.limit_entry import Entry, to_dict
 
@@ -77,7 +77,7 @@ class CentralClient:
             response = connection.getresponse()
             data = response.read(_MOST_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            reason = str(error) or type(error).__name__
+            reason = reason_of(error) or type(error).__name__
             raise Unavailable(f"no answer from the central at {self._url}: {reason}") from None
         finally:
             connection.close()
@@ -99,6 +99,8 @@ class CentralClient:
             raise Unavailable(f"{self._url} answers, but not as a central does: HTTP {status}")
         if status != 200:
             reason = printable(answer.get("error_message", f"HTTP {status}"))
+            if status == 401 and not self._fields:
+                reason += " (--token-file, or the environment variable SLUICEGATE_TOKEN)"
             raise ConfigError(f"the central at {self._url} refuses: {reason}")
         return answer
 

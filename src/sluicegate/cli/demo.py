@@ -45,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=["quota", "limits"],
         default="quota",
+        metavar="WHAT",
         help="what to show: a fleet (quota, the default) or the limiters (limits)",
     )
     parser.add_argument(

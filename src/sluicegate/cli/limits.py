@@ -127,13 +127,13 @@ def parse_rates(words: Sequence[str]) -> dict[str, float]:
     """`["requests=50", "traffic_up=1e6"]` as rates; ValueError says which word is wrong."""
     rates: dict[str, float] = {}
     for word in words:
-        resource, equals, number = word.rpartition("=")
+        resource, _, number = word.rpartition("=")
+        if not resource:
+            raise ValueError(f"expected RESOURCE=RATE, such as requests=50, got {word!r}")
         try:
             rate = float(number)
         except ValueError:
-            equals = ""
-        if not equals or not resource:
-            raise ValueError(f"expected RESOURCE=RATE, such as requests=50, got {word!r}")
+            raise ValueError(f"expected a number as the rate, got {word!r}") from None
         if resource in rates:
             raise ValueError(f"expected {resource!r} once, got it twice")
         rates[resource] = rate

@@ -41,7 +41,10 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
     chosen = next((word for word in words if not word.startswith("-")), None)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
-            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=summary,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
         if name == chosen:
             importlib.import_module(f"sluicegate.cli.{name}").configure(command)

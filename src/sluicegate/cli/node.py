@@ -54,7 +54,7 @@ for several centrals, repeat --central"""
     identity.add_argument(
         "--user-header",
         metavar="NAME",
-        help="header that names the user; without it the client's address is the user",
+        help="header that names the user; a request without it counts for the client's address",
     )
     identity.add_argument(
         "--user-address", action="store_true", help="the client's address is the user"

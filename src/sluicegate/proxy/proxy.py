@@ -34,7 +34,7 @@ try:
     from yarl import URL
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "sluicegate.proxy.proxy needs aiohttp, httptools and uvicorn: "
+        "the proxy needs more packages (aiohttp, httptools, uvicorn, yarl): "
         "pip install 'sluicegate[proxy]'",
         name=_missing.name,
     ) from _missing

@@ -23,7 +23,7 @@ from types import FrameType
 
 import uvicorn
 
-from sluicegate.errors import ConfigError
+from sluicegate.errors import ConfigError, reason_of
 from sluicegate.integrations.http.keys import by_address
 from sluicegate.integrations.http.request import Request
 from sluicegate.integrations.quota.asgi import QuotaASGIMiddleware
@@ -56,7 +56,9 @@ def serve(arguments: argparse.Namespace) -> int:
     except (ConfigError, ValueError) as error:
         arguments.parser.error(str(error))
     except OSError as error:
-        sys.stderr.write(f"sluicegate node: cannot listen on {arguments.listen}: {error}\n")
+        sys.stderr.write(
+            f"sluicegate node: cannot listen on {arguments.listen}: {reason_of(error)}\n"
+        )
         return 1
     with listener:
         host, port = listener.getsockname()[:2]

@@ -45,7 +45,7 @@ class Table:
         if key in self._values:
             return self._values[key]
         if default is _MISSING:
-            self.wrong(key, "a value: this key is required")
+            raise ConfigError(f"{self._file}: missing key: {self.name(key)}")
         return default
 
     def number(

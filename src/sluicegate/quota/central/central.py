@@ -66,7 +66,9 @@ class Central:
         if max_connections < 1:
             raise ValueError(f"max_connections must be 1 or more, got {max_connections!r}")
         if (tls_cert is None) != (tls_key is None):
-            raise ConfigError("expected both tls_cert and tls_key, got only one")
+            raise ConfigError(
+                "expected both tls_cert and tls_key (--tls-cert, --tls-key), got only one"
+            )
         self.name = name
         self._host, self._port = _parse_address(listen)
         self._tokens = Tokens(node_token, admin_token)
@@ -250,5 +252,7 @@ def _parse_address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"invalid listen address: expected HOST:PORT, got {listen!r}")
+        raise ConfigError(
+            f"invalid listen address: expected HOST:PORT (port 0 to 65535), got {listen!r}"
+        )
     return host, int(port)

@@ -7,6 +7,7 @@
 import asyncio
 import functools
 import itertools
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluicegate.errors import ConfigError, Unavailable
+from sluicegate.errors import ConfigError, Unavailable, reason_of
 from sluicegate.quota.central.http.api import routes
 from sluicegate.quota.central.http.responses import error_response, exception_handlers
 from sluicegate.quota.central.net.connection import CloseReason, Connection
@@ -163,7 +164,9 @@ class _AdminOnly:
         elif self._tokens.allows("admin", _header(scope, b"authorization")):
             await self._app(scope, receive, send)
         else:
-            why = "denied: the admin token is required: Authorization: Bearer TOKEN"
+            is_missing = _header(scope, b"authorization") is None
+            what = "an admin token is required" if is_missing else "invalid admin token"
+            why = f"denied: {what}"
             response = error_response(401, "Denied", why, {"WWW-Authenticate": "Bearer"})
             await response(scope, receive, send)
 
@@ -182,7 +185,9 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
             cast("tuple[str, int]", address[:2]), family=family, backlog=2048
         )
     except OSError as error:
-        raise Unavailable(f"cannot listen on {host}:{port}: {error}") from None
+        # create_server adds the address to the reason.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise Unavailable(f"cannot listen on {host}:{port}: {reason}") from None
     listener.setblocking(False)
     # Accepted sockets inherit this: a quota must not wait for the TCP acknowledgement of the Ack
     # before it.
@@ -196,5 +201,7 @@ def _tls_context(cert: str, key: str | None) -> ssl.SSLContext:
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"invalid TLS certificate {cert} or key {key}: {error}") from None
+        raise ConfigError(
+            f"invalid TLS certificate {cert} or key {key}: {reason_of(error)}"
+        ) from None
     return context

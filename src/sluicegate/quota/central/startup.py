@@ -72,6 +72,8 @@ def load_parts(
         limits_sync.load_initial()
         file = None if state is None else StateFile(state)
         epoch = 0 if file is None else file.restore(ledger)
+        if epoch:
+            _logger.info("state restored from %s, epoch %d", state, epoch)
     except BaseException:
         source.close()
         raise

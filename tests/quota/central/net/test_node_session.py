@@ -123,11 +123,12 @@ def test_the_log_has_a_line_for_each_node_that_comes_and_one_when_it_goes(
         "node connected: 'a' (127.0.0.1:P, sluicegate.v1)",
         "node disconnected: 'a' (127.0.0.1:P, sluicegate.v1) (the node left)",
         "node connected: 'b\\n' (127.0.0.1:P, sluicegate.v1)",
-        "node disconnected: 'b\\n' (127.0.0.1:P, sluicegate.v1) (closed by the node)",
+        "node disconnected: 'b\\n' (127.0.0.1:P, sluicegate.v1) "
+        "(connection closed, no leave message)",
         "node connected: 'old' (127.0.0.1:P, classic)",
-        "node disconnected: 'old' (127.0.0.1:P, classic) (closed by the node)",
+        "node disconnected: 'old' (127.0.0.1:P, classic) (connection closed, no leave message)",
         "node connected: 'c' (127.0.0.1:P, sluicegate.v1)",
-        "closing 1 connections: stopping",
+        "closing all connections (1): stopping",
     ]
     with running() as central:
         slot = slot_of(central)

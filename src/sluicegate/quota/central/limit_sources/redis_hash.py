@@ -52,7 +52,7 @@ class RedisHash:
         try:
             self._pool = RedisPool(url, _TIMEOUT)
         except (ValueError, ModuleNotFoundError, OSError) as error:
-            raise ConfigError(f"invalid Redis URL for limits: {error}") from None
+            raise ConfigError(f"cannot use Redis as the limits source: {error}") from None
         self.name = f"{url.partition('://')[0]}://{self._pool.address}"
         self._hash = f"{prefix}{{limits}}"
         self._version = f"{prefix}{{limits}}:version"

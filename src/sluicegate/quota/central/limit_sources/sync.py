@@ -222,7 +222,9 @@ class LimitsSync:
             return False
         self._ledger.set_limits(table)
         self.entries = entries
-        _logger.info("loaded %d limits from %s", len(self.entries), self.source.name)
+        _logger.info("limits loaded from %s, entries: %d", self.source.name, len(self.entries))
+        if not self.entries:
+            _logger.warning("%s has no entries: no user is limited", self.source.name)
         return True
 
     def _fail(self, why: str) -> None:

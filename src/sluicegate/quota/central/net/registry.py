@@ -44,7 +44,7 @@ _logger = logging.getLogger("sluicegate.quota")
 _EPOCHS_AHEAD = 10 * 365 * 86_400
 _WRITE_TIMEOUT_SECONDS = 5.0  # for a node that does not read
 _WRITE_TIMEOUT_SLOTS = 5
-_CLOSED_BY_PEER = "closed by the node"
+_CLOSED_BY_PEER = "connection closed, no leave message"
 _LEFT = "the node left"
 _COUNTED_KINDS = ("denied", "overloaded", "bad frame", "replaced")
 
@@ -181,7 +181,7 @@ class ConnectionRegistry:
 
     def stop(self) -> None:
         """Close all connections."""
-        _logger.info("closing %d connections: %s", len(self._sockets), STOPPING.reason)
+        _logger.info("closing all connections (%d): %s", len(self._sockets), STOPPING.reason)
         for socket in list(self._sockets):
             socket.close(STOPPING)
 

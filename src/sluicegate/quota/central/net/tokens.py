@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from sluicegate.errors import ConfigError
+from sluicegate.errors import ConfigError, reason_of
 
 __all__ = ["Tokens", "is_loopback", "is_this_machine", "read_tokens"]
 
@@ -78,7 +78,7 @@ def read_tokens(path: str | Path) -> Tokens:
     try:
         text, status = _read(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read token file {path}: {error}") from None
+        raise ConfigError(f"cannot read token file {path}: {reason_of(error)}") from None
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         raise ConfigError(

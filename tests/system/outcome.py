@@ -55,12 +55,17 @@ def assert_near(
     *,
     least: float,
     most: float = 1.05,
+    debt: float = 0.0,
     seen: str = "",
 ) -> None:
-    """What passed in any calm slots between two moments is from `least` to `most` of the limit."""
+    """What passed in any calm slots between two moments is from `least` to `most` of the limit.
+
+    `debt`: what has passed beyond the limit before, and is paid in these slots.
+    """
     for run in course.all_calm_runs(begin, end):
         expected = (least * run.slots - run.slack) * limit, (most * run.slots + run.slack) * limit
-        assert expected[0] <= run.admitted <= expected[1], f"{run} of {course}; {seen}"
+        is_near = expected[0] - debt <= run.admitted <= expected[1]
+        assert is_near, f"{run} of {course}; debt {debt:g}; {seen}"
 
 
 def assert_served(course: Course, limit: float, begin: float, end: float) -> None:

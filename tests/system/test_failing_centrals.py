@@ -215,9 +215,12 @@ def test_a_central_that_was_away_is_not_felt_at_its_return(
     centrals: dict[str, Outcome], name: str
 ) -> None:
     run = centrals[name]
-    assert_near(
-        run.courses["held"], HELD, *return_of(run), least=0.9, most=math.inf, seen=f"{run.at}"
-    )
+    held, (begin, end) = run.courses["held"], return_of(run)
+    # If the machine paused just before, the nodes live on uneven shares while the central is away,
+    # and may take more than the limit. That is a debt, which the central remembers.
+    away = math.floor(run.at["gone"]) - 1
+    debt = max(held.total(away, begin) - HELD * (begin - away), 0.0)
+    assert_near(held, HELD, begin, end, least=0.9, most=math.inf, debt=debt, seen=f"{run.at}")
 
 
 @pytest.mark.parametrize("name", FORGETFUL)

@@ -15,7 +15,7 @@ hold for consecutive calm slots together, with an allowance at both ends (`Run.s
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluicegate.demo.pauses import SHORTEST_PAUSE, Span
 from sluicegate.demo.shared_counts import BIN_SECONDS, BINS_PER_SECOND
@@ -42,6 +42,7 @@ class Course:
     admitted: list[int]
     refused: list[int]
     pauses: list[Span]  # of any process of the fleet
+    prolonged: tuple[Span, ...] = ()  # after which slots are not calm either
 
     def total(self, begin: float = 0.0, end: float = math.inf) -> int:
         """Admitted from one second to another."""
@@ -83,12 +84,21 @@ class Course:
 
     def calm(self, begin: float, end: float) -> list[int]:
         """The calm slots that lie wholly between two moments."""
-        pauses = self._long_pauses()
+        pauses = [*self._long_pauses(), *self.prolonged]
         return [
             slot
             for slot in range(math.ceil(begin), math.floor(end))
             if not any(first < slot + 1 and last > slot - RECOVERY for first, last in pauses)
         ]
+
+    def without_leader_from(self, gone: float) -> "Course":
+        """The same, of a fleet that lost its central at a moment.
+
+        Nodes reuse their last quota for as many slots as they take to recover from a pause. If a
+        pause has made that quota uneven, it is felt as if the pause had lasted until then.
+        """
+        recent = [begin for begin, end in self._long_pauses() if gone - RECOVERY < end < gone + 1]
+        return replace(self, prolonged=((min(recent), gone + 1),) if recent else ())
 
     def _long_pauses(self) -> list[Span]:
         return [(begin, end) for begin, end in sorted(self.pauses) if end - begin >= LONG_PAUSE]

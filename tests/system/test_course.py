@@ -95,3 +95,11 @@ def test_what_a_test_stopped_itself_is_no_pause() -> None:
     pauses = [(1.0, 2.0), (5.0, 9.5), (20.0, 21.0)]
     assert without(pauses, []) == pauses
     assert without(pauses, [(4.9, 9.0), (20.5, math.inf)]) == [(1.0, 2.0), (9.0, 9.5), (20.0, 20.5)]
+
+
+def test_a_pause_before_the_central_is_lost_is_felt_while_its_quota_is_reused() -> None:
+    paused = course(*[SLOT] * 20, pauses=((7.1, 7.6),))
+    assert paused.calm(5, 20) == [5, 6, *range(11, 20)]
+    assert paused.without_leader_from(8.3).calm(5, 20) == [5, 6, *range(13, 20)]
+    assert paused.without_leader_from(12.0).calm(5, 20) == paused.calm(5, 20)
+    assert paused.without_leader_from(8.3).late(0, 20) == paused.late(0, 20)

@@ -103,3 +103,11 @@ def test_a_pause_before_the_central_is_lost_is_felt_while_its_quota_is_reused() 
     assert paused.without_leader_from(8.3).calm(5, 20) == [5, 6, *range(13, 20)]
     assert paused.without_leader_from(12.0).calm(5, 20) == paused.calm(5, 20)
     assert paused.without_leader_from(8.3).late(0, 20) == paused.late(0, 20)
+
+
+def test_a_debt_excuses_a_shortage_of_its_size_and_no_more() -> None:
+    short = course(SLOT, LESS, SLOT)  # 200, 100 and 200 of a limit of 200
+    assert_near(short, 200, 0, 3, least=0.9, debt=100)
+    for debt in (0.0, 50.0):
+        with pytest.raises(AssertionError, match=f"debt {debt:g}"):
+            assert_near(short, 200, 0, 3, least=0.9, debt=debt)

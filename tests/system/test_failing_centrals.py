@@ -60,9 +60,7 @@ KNOWING = {  # It knows what was when it is there again
     "killed": FaultPlan(
         [
             (14.3, lambda fleet: fleet.central.signal(signal.SIGKILL), has_saved),
-            # Not at once: a central that is back before its nodes have missed a whole slot is
-            # felt in a slot or two (docs/quota.md).
-            (16.4, lambda fleet: fleet.central.start(), has_ended),
+            (14.3, lambda fleet: fleet.central.start(), has_ended),
         ],
         {"has_state": True},
     ),

@@ -123,3 +123,42 @@ def test_requests_that_cost_the_same_and_end_at_once_are_offered_together() -> N
     assert stream().constant_cost == {"requests": 1.0}
     assert stream(cost={"bytes": Cost(9.0, tail=2.0)}).constant_cost is None
     assert stream(duration=1.0).constant_cost is None
+
+
+def test_exact_arrivals_are_as_many_as_the_rate_and_in_order() -> None:
+    times = list(stream(rate=Rate(((0.0, 100.0), (50.0, 20.0)))).arrivals(100.0, 0.1))
+    assert times == sorted(times)
+    assert sum(time < 50.0 for time in times) == pytest.approx(5000, rel=0.05)
+    assert sum(time >= 50.0 for time in times) == pytest.approx(1000, rel=0.1)
+    gaps = [after - before for before, after in pairwise(time for time in times if time < 50.0)]
+    assert pvariance(gaps) == pytest.approx(0.01**2, rel=0.15)  # of a Poisson process
+
+
+def test_even_arrivals_have_the_same_distance_also_across_steps() -> None:
+    times = list(stream(rate=Rate(((0.0, 3.0),)), poisson=False).arrivals(10.0, 0.1))
+    assert len(times) == 30
+    assert all(after - before == pytest.approx(1 / 3) for before, after in pairwise(times))
+
+
+def test_requests_that_come_together_are_as_many_in_all() -> None:
+    times = list(stream(together=10).arrivals(100.0, 0.1))
+    assert 10 * len(times) == pytest.approx(10_000, rel=0.1)
+
+
+def test_nothing_arrives_in_the_quiet_part_of_a_cycle() -> None:
+    rate = Rate(((0.0, 100.0),), cycle=(1.0, 3.0))
+    times = list(stream(rate=rate).arrivals(40.0, 0.1))
+    assert len(times) == pytest.approx(1000, rel=0.1)
+    assert all(time % 4.0 < 1.0 for time in times)
+
+
+@pytest.mark.parametrize("poisson", [True, False])
+def test_places_follow_the_weights_and_the_moves(poisson: bool) -> None:
+    weights = Spread((("n1", 1.0), ("n2", 3.0)))
+    going = stream(spread=weights, moves=((10.0, Spread((("n3", 1.0),))),), poisson=poisson)
+    places = Counter(going.place(1.0, NODES) for _ in range(4000))
+    assert places["n2"] == pytest.approx(3000, rel=0.05)
+    assert places["n1"] + places["n2"] == 4000
+    assert going.place(10.0, NODES) == "n3"
+    assert going.place(11.0, ["n1"]) is None
+    assert going.place(12.0, []) is None

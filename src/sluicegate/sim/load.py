@@ -1,24 +1,30 @@
 """The traffic as it meets the nodes: offers every request, and notes what became of it.
 
-Time goes in steps of a tenth of a slot. In the middle of each, every user's requests of that
-step are offered to their nodes: in the middle, so that a node whose clock is a bit off still
-counts them in the right slot.
+Either time goes in steps of a tenth of a slot: in the middle of each, every user's requests of that
+step are offered to their nodes, so that a node whose clock is a bit off still counts them in the
+right slot. Or, with `exact_arrivals`, each request is offered at its own moment.
 
 Requests that cost the same and end at once are offered together. One whose cost is drawn, or that
 runs for a while, is let through on what the node expects of it, and its real cost is told when
 it ends.
+
+What is offered is an `Offered`: it remembers when it arrived. One perfect bucket (ideal.py) sees it
+then; the cluster may admit it later. Demand is noted in the step of the arrival, what passed in
+the step of the admission.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sluicegate.sim.audit import Audit, Cell
 from sluicegate.sim.cluster import Cluster
+from sluicegate.sim.ideal import Comparison
 from sluicegate.sim.machines import Machine
 from sluicegate.sim.replay import Replay, Request
+from sluicegate.sim.scenario import limits_over_time
 from sluicegate.sim.traffic import Stream
 
-__all__ = ["Load", "Track"]
+__all__ = ["Load", "Offered", "Track"]
 
 Steps = dict[int, float]
 Key = tuple[str, str, str]  # service, user, resource
@@ -36,12 +42,29 @@ class Track:
     refused: int = 0
     even: bool = True  # whether all nodes got the same traffic
 
-    def note(self, step: int, resource: str, unit: float, demand: float, admitted: float) -> None:
-        for series, amount in (self.demand, demand), (self.admitted, admitted):
-            steps = series.setdefault(resource, {})
-            steps[step] = steps.get(step, 0.0) + amount
-        if unit > self.unit.get(resource, 0.0):
-            self.unit[resource] = unit
+    def ask(self, step: int, costs: Mapping[str, float], count: int) -> None:
+        for resource, cost in costs.items():
+            steps = self.demand.setdefault(resource, {})
+            steps[step] = steps.get(step, 0.0) + cost * count
+            self.admitted.setdefault(resource, {})
+            if cost > self.unit.get(resource, 0.0):
+                self.unit[resource] = cost
+
+    def admit(self, step: int, costs: Mapping[str, float], count: int) -> None:
+        for resource, cost in costs.items():
+            steps = self.admitted[resource]
+            steps[step] = steps.get(step, 0.0) + cost * count
+
+
+@dataclass(slots=True, frozen=True)
+class Offered:
+    """A request on its way through the cluster, or several alike that came at once."""
+
+    service: str
+    user: str
+    costs: Mapping[str, float]
+    arrival: float  # seconds since the simulation began
+    is_counted: bool  # whether it came after the warm-up
 
 
 class Load:
@@ -54,15 +77,16 @@ class Load:
         replay: Replay | None,
         audit: Audit | None,
         step_seconds: float,
-        warm_up: float,
     ) -> None:
         self.tracks: dict[tuple[str, str], Track] = {}
+        self.comparisons: dict[tuple[str, str], Comparison] = {}  # of users who have a limit
         self._cluster = cluster
+        self._world = cluster.world
         self._streams = streams
         self._replay = replay
         self._audit = audit
         self._step_seconds = step_seconds
-        self._first_counted = warm_up / step_seconds
+        self._warm_up = 0.0 if replay is not None else cluster.scenario.warm_up
         # Of each stream what a request costs, by the key of a tally and by the auditor's cell.
         self._keys: list[list[tuple[Key, float]]] = []
         self._cells: list[list[tuple[Cell, float]]] = []
@@ -77,84 +101,106 @@ class Load:
         self._touched: dict[str, Machine] = {}
         self._turn = 0  # whose turn it is to get a line that names no node
 
+    # Step by step
+
     def offer(self, step: int) -> None:
         """Offer all requests of one step."""
         self._touched.clear()
         for number, stream in enumerate(self._streams):
-            if stream.constant_cost is not None:
-                self._offer_together(number, stream, step, stream.constant_cost)
-            else:
-                self._offer_singly(stream, step)
+            self._offer_step(number, stream)
         if self._replay is not None:
             self._offer_replayed(self._replay, step)
         for machine in self._touched.values():
             machine.attend(machine.now())  # it may have something to ask
 
-    def _track(self, service: str, user: str) -> Track:
-        track = self.tracks.get((service, user))
-        if track is None:
-            track = self.tracks[service, user] = Track()
-        return track
-
-    def _offer_together(
-        self, number: int, stream: Stream, step: int, costs: dict[str, float]
-    ) -> None:
-        service, user = stream.traffic.service, stream.traffic.user
+    def _offer_step(self, number: int, stream: Stream) -> None:
         cluster = self._cluster
-        nodes = cluster.nodes
-        touched = self._touched
-        audit = self._audit
-        keys, cells = self._keys[number], self._cells[number]
-        offered = passed = 0
-        for name, count in stream.counts(cluster.world.now, self._step_seconds, cluster.live):
-            if not count:
-                continue
-            machine = touched[name] = nodes[name]
-            now = machine.now()
-            admitted = machine.process.offer(now, service, user, costs, count)
-            offered += count
-            if admitted:
-                passed += admitted
-                tally = machine.tally
-                for key, amount in keys:
-                    tally[key] = tally.get(key, 0.0) + amount * admitted
-                if audit is not None:
-                    for cell, amount in cells:
-                        audit.admitted(machine, now, cell, amount, admitted)
-        if offered:
-            track = self._track(service, user)
-            track.even = track.even and stream.even
-            for resource, amount in costs.items():
-                track.note(step, resource, amount, amount * offered, amount * passed)
-            if step >= self._first_counted:
-                track.offered += offered
-                track.refused += offered - passed
+        counts = stream.counts(self._world.now, self._step_seconds, cluster.live)
+        costs = stream.constant_cost
+        if costs is None:
+            for name, count in counts:
+                machine = self._touched[name] = cluster.nodes[name]
+                self._offer_singly(stream, machine, count)
+            return
+        there = [(name, count) for name, count in counts if count]
+        total = sum(count for _, count in there)
+        if not total:
+            return
+        request = self._arrived(stream.traffic.service, stream.traffic.user, costs, total, stream)
+        passed = 0
+        for name, count in there:
+            machine = self._touched[name] = cluster.nodes[name]
+            passed += self._offer_alike(number, request, machine, count)
+        self._admitted(request, passed)
+        self._refused(request, total - passed)
 
-    def _offer_singly(self, stream: Stream, step: int) -> None:
+    # At their own moments
+
+    def begin(self, end: float) -> None:
+        """Plan all arrivals until `end`, each when the one before it has come."""
+        for number, stream in enumerate(self._streams):
+            self._plan_next(number, stream.arrivals(end, self._step_seconds))
+
+    def _plan_next(self, number: int, arrivals: Iterator[float]) -> None:
+        time = next(arrivals, None)
+        if time is not None:
+            self._world.at(time, self._arrive, number, arrivals)
+
+    def _arrive(self, number: int, arrivals: Iterator[float]) -> None:
+        stream = self._streams[number]
+        cluster = self._cluster
+        name = stream.place(self._world.now, cluster.live)
+        if name is not None:
+            machine = cluster.nodes[name]
+            traffic, count = stream.traffic, stream.traffic.together
+            costs = stream.constant_cost
+            if costs is not None:
+                request = self._arrived(traffic.service, traffic.user, costs, count, stream)
+                passed = self._offer_alike(number, request, machine, count)
+                self._admitted(request, passed)
+                self._refused(request, count - passed)
+            else:
+                self._offer_singly(stream, machine, count)
+            machine.attend(machine.now())
+        self._plan_next(number, arrivals)
+
+    # One request, or some that are alike
+
+    def _offer_alike(self, number: int, request: Offered, machine: Machine, count: int) -> int:
+        """How many of `count` requests pass that cost the same and end at once."""
+        now = machine.now()
+        admitted: int = machine.process.offer(
+            now, request.service, request.user, request.costs, count
+        )
+        if admitted:
+            tally = machine.tally
+            for key, amount in self._keys[number]:
+                tally[key] = tally.get(key, 0.0) + amount * admitted
+            audit = self._audit
+            if audit is not None:
+                for cell, amount in self._cells[number]:
+                    audit.admitted(machine, now, cell, amount, admitted)
+        return admitted
+
+    def _offer_singly(self, stream: Stream, machine: Machine, count: int) -> None:
+        """Requests whose cost is drawn, or that run for a while."""
         traffic = stream.traffic
         service, user, duration = traffic.service, traffic.user, traffic.duration
-        cluster = self._cluster
-        rng = cluster.world.traffic
-        track = self._track(service, user)
-        track.even = track.even and stream.even
-        for name, count in stream.counts(cluster.world.now, self._step_seconds, cluster.live):
-            machine = self._touched[name] = cluster.nodes[name]
-            now = machine.now()
-            for _ in range(count):
-                costs = {resource: cost.draw(rng) for resource, cost in traffic.cost.items()}
-                passes = machine.process.throttle(now, service, user) is None
-                if passes:
-                    if self._audit is not None:
-                        self._audit.started(machine, now, service, user, costs)
-                    if duration:
-                        machine.later(duration, self._consume, machine, service, user, costs)
-                    else:
-                        self._consume(machine, service, user, costs)
-                for resource, amount in costs.items():
-                    track.note(step, resource, amount, amount, amount if passes else 0.0)
-                if step >= self._first_counted:
-                    track.offered += 1
-                    track.refused += not passes
+        rng = self._world.traffic
+        now = machine.now()
+        for _ in range(count):
+            costs = {resource: cost.draw(rng) for resource, cost in traffic.cost.items()}
+            request = self._arrived(service, user, costs, 1, stream)
+            if machine.process.throttle(now, service, user) is not None:
+                self._refused(request, 1)
+                continue
+            if self._audit is not None:
+                self._audit.started(machine, now, service, user, costs)
+            self._admitted(request, 1)
+            if duration:
+                machine.later(duration, self._consume, machine, service, user, costs)
+            else:
+                self._consume(machine, service, user, costs)
 
     def _consume(self, machine: Machine, service: str, user: str, costs: dict[str, float]) -> None:
         machine.process.consume(machine.now(), service, user, costs)
@@ -165,33 +211,81 @@ class Load:
             key = (service, user, resource)
             tally[key] = tally.get(key, 0.0) + amount
 
+    # What became of them
+
+    def _arrived(
+        self,
+        service: str,
+        user: str,
+        costs: Mapping[str, float],
+        count: int,
+        stream: Stream | None = None,
+    ) -> Offered:
+        """`count` requests arrive now: note the demand, and show them to the ideal."""
+        now = self._world.now
+        track = self.tracks.get((service, user))
+        if track is None:
+            track = self._meet(service, user)
+        track.even = track.even and stream is not None and stream.even
+        track.ask(int(now / self._step_seconds), costs, count)
+        is_counted = now >= self._warm_up
+        if is_counted:
+            track.offered += count
+        comparison = self.comparisons.get((service, user))
+        if comparison is not None:
+            comparison.offered(now, costs, count)
+        return Offered(service, user, costs, now, is_counted)
+
+    def _meet(self, service: str, user: str) -> Track:
+        track = self.tracks[service, user] = Track()
+        scenario = self._cluster.scenario
+        limits = limits_over_time(scenario, service, user)
+        if any(entry is not None for _, entry in limits):
+            comparison = Comparison(limits, scenario.slot_seconds, self._warm_up)
+            self.comparisons[service, user] = comparison
+        return track
+
+    def _admitted(self, request: Offered, count: int) -> None:
+        """`count` of the requests pass now, which may be later than they arrived."""
+        if count:
+            now = self._world.now
+            owner = request.service, request.user
+            self.tracks[owner].admit(int(now / self._step_seconds), request.costs, count)
+            comparison = self.comparisons.get(owner)
+            if comparison is not None:
+                comparison.admitted(now, request.arrival, request.costs, count)
+
+    def _refused(self, request: Offered, count: int) -> None:
+        if request.is_counted:
+            self.tracks[request.service, request.user].refused += count
+
+    # Traffic from a file
+
     def _offer_replayed(self, replay: Replay, step: int) -> None:
         cluster = self._cluster
         for request, count in replay.of_step(step):
             name = request.node
             if name in cluster.nodes and cluster.nodes[name].up:
-                self._offer_request(name, request, count, step)
+                self._offer_request(name, request, count)
                 continue
             live = cluster.live
             # In turn: each gets its part of the count, and those whose turn it is one more.
             for number in range(min(count, len(live))):
                 name = live[(self._turn + number) % len(live)]
                 part = count // len(live) + (number < count % len(live))
-                self._offer_request(name, request, part, step)
+                self._offer_request(name, request, part)
             self._turn += count
 
-    def _offer_request(self, name: str, request: Request, count: int, step: int) -> None:
+    def _offer_request(self, name: str, request: Request, count: int) -> None:
         machine = self._touched[name] = self._cluster.nodes[name]
         now = machine.now()
         service, user, amount = request.service, request.user, request.amount
         costs = {request.resource: amount}
+        offered = self._arrived(service, user, costs, count)
         admitted = machine.process.offer(now, service, user, costs, count)
         key = (service, user, request.resource)
         machine.tally[key] = machine.tally.get(key, 0.0) + amount * admitted
         if self._audit is not None and admitted:
             self._audit.admitted(machine, now, self._audit.cell(*key), amount, admitted)
-        track = self._track(service, user)
-        track.even = False
-        track.note(step, request.resource, amount, amount * count, amount * admitted)
-        track.offered += count
-        track.refused += count - admitted
+        self._admitted(offered, admitted)
+        self._refused(offered, count - admitted)

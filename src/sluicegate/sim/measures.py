@@ -10,6 +10,9 @@ cells, a figure is the worst of them.
     over_60_units              the same of 60 s, as an amount: how many units too much
     under                      1 - admitted / min(asked for, allowed), the latter by stretches of
                                ten slots: what could have passed
+    shortfall                  1 - admitted / what one perfect bucket would have admitted
+    excess                     the most by which any window held more than limit * window + burst,
+                               in requests (both: see ideal.py)
     lowest_second              the least that any second let through of what it could have
     nothing                    share of the seconds with demand in which nothing passed
     jain                       Jain's index of fairness between equal nodes; 1 is perfectly fair
@@ -55,6 +58,8 @@ GOALS: dict[str, Goal] = {
     "over_60": Goal(True, "over 60 s", True),
     "over_60_units": Goal(True, "over 60 s, units", False),
     "under": Goal(True, "under", True),
+    "shortfall": Goal(True, "shortfall", True),
+    "excess": Goal(True, "excess, requests", False),
     "lowest_second": Goal(False, "lowest second", True),
     "nothing": Goal(True, "seconds of nothing", True),
     "jain": Goal(False, "fairness (Jain)", False),
@@ -95,6 +100,8 @@ class Measures:
     sliding_60: float | None = None
     over_60_units: float | None = None
     under: float | None = None
+    shortfall: float | None = None
+    excess: float | None = None
     lowest_second: float | None = None
     nothing: float | None = None
     jain: float | None = None

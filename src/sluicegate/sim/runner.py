@@ -1,7 +1,7 @@
 """One run of a scenario: the traffic goes to the nodes, and all that comes of it is noted.
 
-A load offers requests to the nodes, step by step; between the steps messages travel and
-machines wake up.
+A load offers requests to the nodes, step by step or each at its own moment; between them messages
+travel and machines wake up.
 
 After the last step all troubles end, traffic stops, and the cluster gets ten quiet slots: then
 what was admitted and what the leader has booked must be the same, but for what crashes without a
@@ -24,7 +24,7 @@ from sluicegate.sim.faults import plan
 from sluicegate.sim.load import Load
 from sluicegate.sim.measures import STEPS, Cell, Measures, Missed, measure, missed
 from sluicegate.sim.replay import Replay
-from sluicegate.sim.scenario import Scenario, all_limits, entry_of, rate_of
+from sluicegate.sim.scenario import Scenario, all_limits, entry_of, limits_over_time, rate_of
 from sluicegate.sim.systems import MakeLedger, make_system
 from sluicegate.sim.traffic import Stream
 from sluicegate.sim.world import World
@@ -139,9 +139,7 @@ class _Run:
             self._streams = [Stream(traffic, world.traffic) for traffic in scenario.traffic]
         self._step_seconds = scenario.slot_seconds / STEPS
         self._steps = round(scenario.seconds / self._step_seconds)
-        self._load = Load(
-            self._cluster, self._streams, replay, self._audit, self._step_seconds, scenario.warm_up
-        )
+        self._load = Load(self._cluster, self._streams, replay, self._audit, self._step_seconds)
         self._events: list[tuple[float, str]] = []
         self._progress = progress
         self._is_replay = replay is not None
@@ -149,7 +147,11 @@ class _Run:
     def result(self) -> Result:
         scenario, world, cluster = self._scenario, self._world, self._cluster
         plan(cluster, lambda time, what: self._events.append((time, what)))
-        world.at(0.5 * self._step_seconds, self._step, 0)
+        if scenario.exact_arrivals and not self._is_replay:
+            self._load.begin(scenario.seconds)
+            self._tell_progress()
+        else:
+            world.at(0.5 * self._step_seconds, self._step, 0)
         world.run(scenario.seconds)
         cluster.recover()
         longest = max((stream.traffic.duration for stream in self._streams), default=0.0)
@@ -166,6 +168,7 @@ class _Run:
         measures.messages = cluster.network.sent
         measures.fresh = cluster.fresh_slots
         self._settle(measures)
+        self._compare(measures)
         return Result(
             scenario,
             self._system,
@@ -194,6 +197,12 @@ class _Run:
             self._world.at((step + 1.5) * self._step_seconds, self._step, step + 1)
         if self._progress is not None and step % _PROGRESS_STEPS == 0:
             self._progress(self._world.now)
+
+    def _tell_progress(self) -> None:
+        if self._progress is not None and self._world.now < self._scenario.seconds:
+            self._progress(self._world.now)
+            later = self._world.now + _PROGRESS_STEPS * self._step_seconds
+            self._world.at(later, self._tell_progress)
 
     def _disturbances(self) -> list[float]:
         changes = {time for stream in self._streams for time in stream.traffic.changes()}
@@ -232,11 +241,10 @@ class _Run:
 
     def _allowed(self, service: str, user: str, resource: str) -> list[float] | None:
         """What the limit allows in each step; None if there never is one."""
-        since = [(0.0, self._scenario.limits)]
-        since += [
-            (fault.at, fault.limits) for fault in self._scenario.faults if fault.what == "limits"
+        rates = [
+            (time, entry.rates.get(resource) if entry is not None else None)
+            for time, entry in limits_over_time(self._scenario, service, user)
         ]
-        rates = [(time, rate_of(entries, service, user, resource)) for time, entries in since]
         if all(rate is None for _, rate in rates):
             return None
         allowed: list[float] = []
@@ -277,3 +285,12 @@ class _Run:
                 worst = max(worst, difference, key=abs)
         measures.unrecorded = worst
         measures.lost = lost
+
+    def _compare(self, measures: Measures) -> None:
+        """Beside one perfect bucket: of several users, the worst."""
+        end = self._scenario.seconds
+        comparisons = self._load.comparisons.values()
+        shortfalls = [comparison.shortfall(end) for comparison in comparisons]
+        excesses = [comparison.excess() for comparison in comparisons]
+        measures.shortfall = max((one for one in shortfalls if one is not None), default=None)
+        measures.excess = max((one for one in excesses if one is not None), default=None)

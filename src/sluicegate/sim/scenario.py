@@ -29,6 +29,7 @@ __all__ = [
     "Scenario",
     "all_limits",
     "entry_of",
+    "limits_over_time",
     "load",
     "names",
     "rate_of",
@@ -42,6 +43,7 @@ _MOST_SECONDS = 1e7
 _MOST_RATE = 1e9
 _MOST_COST = 1e12
 _MOST_USERS = 100_000
+_MOST_TOGETHER = 1_000_000
 _RANGE = re.compile(r"(.*?)(\d+)\.\.(\d+)")
 
 
@@ -100,6 +102,7 @@ class Scenario:
     faults: tuple[Fault, ...]
     goals: dict[str, float]
     burst: bool  # whether over counts what a full bucket may let through at once
+    exact_arrivals: bool = False  # each request at its own moment, or those of a step together
     file: str = ""
     options: tuple[str, ...] = ()  # of the command, by which this differs from the file
 
@@ -139,6 +142,15 @@ def entry_of(entries: Sequence[Entry], service: str, user: str) -> Entry | None:
 def rate_of(entries: Sequence[Entry], service: str, user: str, resource: str) -> float | None:
     entry = entry_of(entries, service, user)
     return entry.rates.get(resource) if entry is not None else None
+
+
+def limits_over_time(
+    scenario: Scenario, service: str, user: str
+) -> list[tuple[float, Entry | None]]:
+    """The entries of a user, each with the time from which on it holds."""
+    since = [(0.0, scenario.limits)]
+    since += [(fault.at, fault.limits) for fault in scenario.faults if fault.what == "limits"]
+    return [(time, entry_of(entries, service, user)) for time, entries in since]
 
 
 def all_limits(scenario: Scenario) -> list[tuple[Entry, ...]]:
@@ -189,6 +201,7 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
     if set(nodes) & set(centrals) or "leader" in known:
         table.wrong("centrals", 'names that no node has, nor "leader"')
     goals = table.table("goals")
+    exact_arrivals = table.flag("exact_arrivals", False)
     scenario = Scenario(
         name=name,
         file=file,
@@ -207,11 +220,14 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
         clocks=_clocks(table.table("clocks"), known),
         faults=tuple(sorted(_faults(table, nodes, centrals, seconds), key=lambda fault: fault.at)),
         burst=goals.flag("burst", False),
+        exact_arrivals=exact_arrivals,
         goals={goal: goals.number(goal, most=_MOST_COST) for goal in GOALS if goal in goals},
     )
     for goal in goals.rest():
         goals.wrong(goal, "a goal; there are burst, " + ", ".join(GOALS))
     table.done()
+    if not exact_arrivals and any(traffic.together > 1 for traffic in scenario.traffic):
+        table.wrong("traffic", "exact_arrivals = true, where requests come together")
     if not scenario.warm_up < seconds:
         table.wrong("warm_up", f"less than seconds, {seconds:g}")
     return scenario
@@ -264,6 +280,7 @@ def _traffic(table: Table, nodes: tuple[str, ...]) -> list[Traffic]:
         cost=_cost(table),
         poisson=table.text("arrival", "poisson", of=("poisson", "even")) == "poisson",
         duration=table.number("duration", 0.0, most=_MOST_SECONDS),
+        together=table.whole("together", 1, least=1, most=_MOST_TOGETHER),
     )
     table.done()
     if users == 1:

@@ -17,6 +17,8 @@ _ALWAYS = (
     "over_10",
     "over_60",
     "under",
+    "shortfall",
+    "excess",
     "lowest_second",
     "nothing",
     "jain",

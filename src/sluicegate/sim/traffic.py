@@ -2,7 +2,8 @@
 
 A `Traffic` says what one user does: the rate over time, how it is spread over the nodes, how
 regular the requests arrive, what each costs and how long it runs. A `Stream` is that traffic
-going on in one run: asked once per step, it says who gets how many requests.
+going on in one run. Asked once per step, it says who gets how many requests (`counts`); or it
+gives the moment of each request (`arrivals`) and the node it goes to (`place`).
 
 Rates are requests per second, times and durations seconds since the simulation began. Costs
 that are drawn are whole numbers, so that sums of them are exact.
@@ -11,8 +12,9 @@ that are drawn are whole numbers, so that sums of them are exact.
 import math
 import random
 from bisect import bisect, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 __all__ = ["Cost", "Poisson", "Rate", "Spread", "Stream", "Traffic"]
 
@@ -136,6 +138,7 @@ class Traffic:
     cost: dict[str, Cost] = field(default_factory=lambda: {"requests": Cost(1.0)})
     poisson: bool = True
     duration: float = 0.0  # seconds that a request runs; its cost is known when it ends
+    together: int = 1  # how many requests come to a node at once
 
     def changes(self) -> list[float]:
         return sorted({*self.rate.changes(), *(time for time, _ in self.moves)})
@@ -157,6 +160,11 @@ class Stream:
         self._started: dict[str, float] = {}  # of even arrivals, the part of the next request
         self._place = ""
         self._until = -math.inf
+        # Of `place`: for which nodes that are up, those with traffic, and their weights summed up.
+        self._known_live: Sequence[str] | None = None
+        self._targets: list[str] = []
+        self._weights: list[float] = []
+        self._due: list[float] = []  # of even arrivals, what each node should have got by now
 
     @property
     def even(self) -> bool:
@@ -165,8 +173,7 @@ class Stream:
 
     def counts(self, time: float, seconds: float, live: Sequence[str]) -> Iterable[tuple[str, int]]:
         """(node, requests) of the `seconds` around `time`, for the nodes that are up."""
-        while self._moves and time >= self._moves[0][0]:
-            self._spread = self._moves.pop(0)[1]
+        self._follow_moves(time)
         expected = self.traffic.rate.at(time) * seconds
         if expected <= 0.0 or not live:
             return []
@@ -184,6 +191,61 @@ class Stream:
             (node, self._count(node, expected * weight / total, number, len(targets)))
             for number, (node, weight) in enumerate(targets)
         ]
+
+    def arrivals(self, end: float, step_seconds: float) -> Iterator[float]:
+        """The moments before `end` at which requests come, `together` of them each time. The rate
+        is that of the middle of a step."""
+        poisson, together = self.traffic.poisson, self.traffic.together
+        rate_at, draw = self.traffic.rate.at, self._dice.expovariate
+        left = draw(1.0) if poisson else 0.5  # of the expected arrivals, until the next one
+        for step in range(math.ceil(end / step_seconds)):
+            begin = step * step_seconds
+            rate = rate_at(begin + 0.5 * step_seconds) / together
+            expected = rate * step_seconds
+            while left < expected:
+                time = begin + left / rate
+                if time >= end:
+                    return
+                yield time
+                left += draw(1.0) if poisson else 1.0
+            left -= expected
+
+    def place(self, time: float, live: Sequence[str]) -> str | None:
+        """The node that a request goes to; None: none of its nodes is up."""
+        if self._moves:
+            self._follow_moves(time)
+        if not live:
+            return None
+        if self._spread.stay is not None:
+            return self._hop(time, self._spread.stay, live)
+        if live is not self._known_live:
+            self._known_live = live
+            weights = self._spread.weights or [(node, 1.0) for node in live]
+            up = [(node, weight) for node, weight in weights if node in live]
+            self._targets = [node for node, _ in up]
+            self._weights = [*accumulate(weight for _, weight in up)]
+            self._due = [0.0] * len(up)
+        if not self._targets:
+            return None
+        if self.traffic.poisson:
+            drawn = self._dice.random() * self._weights[-1]
+            return self._targets[min(bisect(self._weights, drawn), len(self._targets) - 1)]
+        return self._next_in_turn()
+
+    def _next_in_turn(self) -> str:
+        """The node that is furthest behind its weight."""
+        due, before = self._due, 0.0
+        for number, weight in enumerate(self._weights):
+            due[number] += (weight - before) / self._weights[-1]
+            before = weight
+        chosen = max(range(len(due)), key=due.__getitem__)
+        due[chosen] -= 1.0
+        return self._targets[chosen]
+
+    def _follow_moves(self, time: float) -> None:
+        while self._moves and time >= self._moves[0][0]:
+            self._spread = self._moves.pop(0)[1]
+            self._known_live = None
 
     def _count(self, node: str, expected: float, number: int, of: int) -> int:
         if self.traffic.poisson:

@@ -335,3 +335,46 @@ def test_the_example_in_the_docs_meets_its_goal() -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", docs.read_text(encoding="utf-8"), re.DOTALL)
     (outcome,) = simulate([read(example)])
     assert outcome.met
+
+
+def test_a_random_cluster_is_shown_with_its_facts_and_can_be_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "saved.toml"
+    assert main(["simulate", "random", "--seed", "17", "--save", str(saved)]) == 0
+    printed = capsys.readouterr().out
+    assert "random: Random cluster 17" in printed
+    assert "requests per node and slot" in printed
+    assert "shortfall " in printed
+    assert main(["simulate", str(saved), "--seed", "17"]) == 0
+    again = capsys.readouterr().out
+    assert again.splitlines()[5:] == printed[printed.index("random: ") :].splitlines()[5:]
+
+
+def test_many_random_clusters_are_summed_up_per_regime(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "random", "--runs", "4", "--seed", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("4 random clusters from seed 3, ")
+    assert "sluicegate simulate random --seed " in printed
+    assert main(["simulate", "random", "--runs", "4", "--seed", "3", "--json", "--jobs", "2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["met"] is True
+    assert [row["seed"] for row in told["runs"]] == [3, 4, 5, 6]
+    assert sum(each["clusters"] for each in told["regimes"].values()) == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["random", "--seconds", "9"], "--seconds does not work with random"),
+        (["random", "--runs", "2", "--save", "x.toml"], "--save works with one random cluster"),
+        (["random", "--runs", "2", "--markdown"], "--markdown works with one random cluster"),
+        (["overload-3x", "--jobs", "2"], "--jobs works with random"),
+        (["overload-3x", "--save", "x.toml"], "--save works with random"),
+    ],
+)
+def test_options_that_do_not_go_with_random_clusters_are_exit_code_2(
+    argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*argv) == 2
+    assert complaint in capsys.readouterr().err

@@ -1,18 +1,23 @@
 """`sluicegate simulate`: runs scenarios in virtual time and prints how well the limits held.
 
-Exit code 0 if our assignment meets all goals, 1 if not, 2 for wrong usage.
+Exit code 0 if our assignment meets all goals, 1 if not, 2 for wrong usage. `random` in place of a
+scenario draws clusters instead: one, shown as any scenario, or many and their summary.
 """
 
 import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sluicegate.cli.arguments import count, integer, seconds
 from sluicegate.cli.output import discard
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sluicegate.sim.simulate import Outcome
 
 __all__ = ["configure"]
 
@@ -26,10 +31,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "examples:\n  sluicegate simulate --list\n  sluicegate simulate overload-3x\n"
         "  sluicegate simulate failover --seed 7 --html failover.html\n"
-        "  sluicegate simulate my.toml --traffic last-week.csv --json"
+        "  sluicegate simulate my.toml --traffic last-week.csv --json\n"
+        "  sluicegate simulate random --seed 17\n"
+        "  sluicegate simulate random --runs 200 --jobs 2"
     )
     parser.add_argument(
-        "scenario", nargs="?", metavar="SCENARIO", help="a name, a TOML file, or all"
+        "scenario", nargs="?", metavar="SCENARIO", help="a name, a TOML file, all, or random"
     )
     parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
     parser.add_argument(
@@ -48,6 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--traffic", metavar="FILE", help="replay requests from a .csv or .jsonl file"
     )
+    parser.add_argument(
+        "--jobs", type=count, default=1, metavar="N", help="processes for random runs (default: 1)"
+    )
+    parser.add_argument("--save", metavar="FILE", help="write a random cluster as a scenario file")
     parser.add_argument("--html", metavar="FILE", help="write an HTML report with charts")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON document")
@@ -77,7 +88,6 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
     from sluicegate.sim.html_report import page
     from sluicegate.sim.replay import read_traffic
     from sluicegate.sim.simulate import simulate
-    from sluicegate.sim.text_report import markdown, plain
 
     if arguments.list:
         for name in scenario.names():
@@ -85,6 +95,12 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.scenario is None:
         arguments.parser.error("expected a SCENARIO; --list shows them all")
+    if arguments.scenario == "random":
+        return _run_random(arguments)
+    if arguments.save is not None:
+        arguments.parser.error("--save works with random")
+    if arguments.jobs > 1:
+        arguments.parser.error("--jobs works with random")
     chosen = scenario.names() if arguments.scenario == "all" else [arguments.scenario]
     replay = None
     try:
@@ -110,9 +126,65 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
         )
     if arguments.html is not None and not _write(arguments.html, page(outcomes), "w"):
         return 1
+    return _print(arguments, outcomes)
+
+
+def _run_random(arguments: argparse.Namespace) -> int:
+    """One random cluster as any scenario, or the summary of many."""
+    from sluicegate.sim.html_report import page
+    from sluicegate.sim.random_clusters import draw
+    from sluicegate.sim.random_runs import run_many, summaries, table
+    from sluicegate.sim.simulate import simulate
+
+    for option in ("traffic", "seconds"):
+        if getattr(arguments, option) is not None:
+            arguments.parser.error(f"--{option} does not work with random")
+    if arguments.runs == 1:
+        cluster = draw(arguments.seed)
+        if arguments.save is not None and not _write(
+            arguments.save, cluster.text, "w", "the scenario"
+        ):
+            return 1
+        if arguments.html is not None and not _write(arguments.html, "", "a"):
+            return 1
+        with _progress() as progress:
+            outcomes = simulate([cluster.scenario], seed=arguments.seed, progress=progress)
+        if arguments.html is not None and not _write(arguments.html, page(outcomes), "w"):
+            return 1
+        if not arguments.json and not arguments.markdown:
+            sys.stdout.write(f"{cluster.facts}\n\n")
+        return _print(arguments, outcomes, {"facts": cluster.facts.as_dict()})
+    for option in ("save", "html"):
+        if getattr(arguments, option) is not None:
+            arguments.parser.error(f"--{option} works with one random cluster, not with --runs")
+    if arguments.markdown:
+        arguments.parser.error("--markdown works with one random cluster, not with --runs")
+    with _progress() as progress:
+        seeds = range(arguments.seed, arguments.seed + arguments.runs)
+        rows = run_many(seeds, jobs=arguments.jobs, progress=progress)
+    met = all(row.broken is None for row in rows)
+    if arguments.json:
+        document = {
+            "met": met,
+            "regimes": {each.regime: each.as_dict() for each in summaries(rows)},
+            "runs": [row.as_dict() for row in rows],
+        }
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        sys.stdout.write(table(rows) + "\n")
+    return 0 if met else 1
+
+
+def _print(
+    arguments: argparse.Namespace, outcomes: "Sequence[Outcome]", more: dict[str, Any] | None = None
+) -> int:
+    """Print all runs as asked for; `more` is for the JSON document."""
+    from sluicegate.sim.text_report import markdown, plain
+
     met = all(outcome.met for outcome in outcomes)
     if arguments.json:
-        document = {"met": met, "outcomes": [outcome.as_dict() for outcome in outcomes]}
+        document = {"met": met, **(more or {})}
+        document["outcomes"] = [outcome.as_dict() for outcome in outcomes]
         sys.stdout.write(json.dumps(document) + "\n")
     elif arguments.markdown:
         results = {each.scenario.name: each.results for each in outcomes if each.results}
@@ -127,12 +199,12 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
     return 0 if met else 1
 
 
-def _write(path: str, text: str, mode: str) -> bool:
+def _write(path: str, text: str, mode: str, what: str = "the HTML report") -> bool:
     try:
         with open(path, mode, encoding="utf-8") as file:
             file.write(text)
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"sluicegate simulate: cannot write the HTML report: {error}\n")
+        sys.stderr.write(f"sluicegate simulate: cannot write {what}: {error}\n")
         return False
     return True
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sluicegate.cli.main import main
-from sluicegate.sim import systems
+from sluicegate.sim import accuracy, systems
 from sluicegate.sim.accuracy import document
 from sluicegate.sim.html_report import page
 from sluicegate.sim.scenario import read
@@ -351,8 +351,12 @@ def test_a_random_cluster_is_shown_with_its_facts_and_can_be_saved(
     assert again.splitlines()[5:] == printed[printed.index("random: ") :].splitlines()[5:]
 
 
-def test_many_random_clusters_are_summed_up_per_regime(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "random", "--runs", "4", "--seed", "3"]) == 0
+def test_many_random_clusters_are_summed_up_per_regime(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = tmp_path / "space.svg"
+    assert main(["simulate", "random", "--runs", "4", "--seed", "3", "--svg", str(drawn)]) == 0
+    assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
     printed = capsys.readouterr().out
     assert printed.startswith("4 random clusters from seed 3, ")
     assert "sluicegate simulate random --seed " in printed
@@ -371,6 +375,8 @@ def test_many_random_clusters_are_summed_up_per_regime(capsys: pytest.CaptureFix
         (["random", "--runs", "2", "--markdown"], "--markdown works with one random cluster"),
         (["overload-3x", "--jobs", "2"], "--jobs works with random"),
         (["overload-3x", "--save", "x.toml"], "--save works with random"),
+        (["overload-3x", "--svg", "x.svg"], "--svg works with random"),
+        (["random", "--svg", "x.svg"], "--svg works with many random clusters"),
     ],
 )
 def test_options_that_do_not_go_with_random_clusters_are_exit_code_2(
@@ -378,3 +384,14 @@ def test_options_that_do_not_go_with_random_clusters_are_exit_code_2(
 ) -> None:
     assert exit_code(*argv) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_the_accuracy_page_keeps_what_was_written_below_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "accuracy.md"
+    path.write_text("old\n\n## Against one perfect bucket\n\nkept\n")
+    monkeypatch.setattr(accuracy, "names", list)
+    monkeypatch.setattr(accuracy, "document", lambda outcomes, runs: "new\n")
+    assert accuracy.main([str(path)]) == 0
+    assert path.read_text() == "new\n\n## Against one perfect bucket\n\nkept\n"

@@ -59,6 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=count, default=1, metavar="N", help="processes for random runs (default: 1)"
     )
     parser.add_argument("--save", metavar="FILE", help="write a random cluster as a scenario file")
+    parser.add_argument("--svg", metavar="FILE", help="draw the shortfall of random runs")
     parser.add_argument("--html", metavar="FILE", help="write an HTML report with charts")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON document")
@@ -97,8 +98,9 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
         arguments.parser.error("expected a SCENARIO; --list shows them all")
     if arguments.scenario == "random":
         return _run_random(arguments)
-    if arguments.save is not None:
-        arguments.parser.error("--save works with random")
+    for option in ("save", "svg"):
+        if getattr(arguments, option) is not None:
+            arguments.parser.error(f"--{option} works with random")
     if arguments.jobs > 1:
         arguments.parser.error("--jobs works with random")
     chosen = scenario.names() if arguments.scenario == "all" else [arguments.scenario]
@@ -135,11 +137,14 @@ def _run_random(arguments: argparse.Namespace) -> int:
     from sluicegate.sim.random_clusters import draw
     from sluicegate.sim.random_runs import run_many, summaries, table
     from sluicegate.sim.simulate import simulate
+    from sluicegate.sim.space_picture import picture
 
     for option in ("traffic", "seconds"):
         if getattr(arguments, option) is not None:
             arguments.parser.error(f"--{option} does not work with random")
     if arguments.runs == 1:
+        if arguments.svg is not None:
+            arguments.parser.error("--svg works with many random clusters: give --runs")
         cluster = draw(arguments.seed)
         if arguments.save is not None and not _write(
             arguments.save, cluster.text, "w", "the scenario"
@@ -159,9 +164,16 @@ def _run_random(arguments: argparse.Namespace) -> int:
             arguments.parser.error(f"--{option} works with one random cluster, not with --runs")
     if arguments.markdown:
         arguments.parser.error("--markdown works with one random cluster, not with --runs")
+    if arguments.svg is not None and not _write(arguments.svg, "", "a", "the picture"):
+        return 1
     with _progress() as progress:
         seeds = range(arguments.seed, arguments.seed + arguments.runs)
         rows = run_many(seeds, jobs=arguments.jobs, progress=progress)
+    if arguments.svg is not None:
+        title = f"Shortfall of {len(rows)} random clusters, from seed {arguments.seed}"
+        text = picture([row.as_dict() for row in rows], title)
+        if not _write(arguments.svg, text, "w", "the picture"):
+            return 1
     met = all(row.broken is None for row in rows)
     if arguments.json:
         document = {

@@ -3,7 +3,8 @@
     python -m sluicegate.sim.accuracy [FILE] [RUNS]
 
 With RUNS above 1, each figure is the worst of so many random seeds. The exit code is 0 if all
-goals are met; the table is written in any case.
+goals are met; the table is written in any case. The section on random clusters is written by hand
+and stays as it is in FILE.
 """
 
 import sys
@@ -23,6 +24,7 @@ Simulated clusters with faults, our assignment (`fair`) beside the older one (`c
 This page is made by `python -m sluicegate.sim.accuracy`: worst of {seeds}, from seed 0.
 
 """
+_KEPT = "\n## Against one perfect bucket\n"
 
 
 def document(outcomes: Sequence[Outcome], runs: int) -> str:
@@ -34,11 +36,18 @@ def document(outcomes: Sequence[Outcome], runs: int) -> str:
     return _HEAD.format(seeds=seeds) + table + tail
 
 
+def _kept(path: Path) -> str:
+    """What stands in the file below the table and is not made here."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    place = text.find(_KEPT)
+    return text[place:] if place >= 0 else ""
+
+
 def main(arguments: Sequence[str]) -> int:
     path = Path(arguments[0] if arguments else "docs/accuracy.md")
     runs = int(arguments[1]) if len(arguments) > 1 else 1
     outcomes = simulate([load(name) for name in names()], runs=runs)
-    path.write_text(document(outcomes, runs), encoding="utf-8")
+    path.write_text(document(outcomes, runs) + _kept(path), encoding="utf-8")
     return 0 if all(outcome.met for outcome in outcomes) else 1
 
 

@@ -34,6 +34,7 @@ OVERLOAD = {
 ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "overload-3x": (OVERLOAD, {"lowest_second": 0.9}),
     "overload-10x": (OVERLOAD, {"lowest_second": 0.9}),
+    "two-resources": ({"shortfall": 0.005, "excess": 0, "over_1": 0.03}, {"lowest_second": 0.9}),
     "small-50": ({"over_1": 0.15, "over_10": 0.03}, {}),
     "below-limit": ({"rejected": 0.01}, {}),
     "moving": ({"converged": 3, "dip": 2}, {}),

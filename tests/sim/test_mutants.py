@@ -72,6 +72,15 @@ MUTANTS = [
         TOO_MUCH_PROMISED,
     ),
     Mutant(
+        "a refusal counts only for the resource that was short",
+        ADMISSION,
+        "cells[i].rejected += times",
+        "if not has_room(user, &cells[i], cost_of(&cells[i], expect), 1.0):\n"
+        "    cells[i].rejected += times",
+        "two-resources",
+        missed("shortfall"),
+    ),
+    Mutant(
         "promises are not deducted",
         SERVICE_LEDGER,
         "available = bucket.level + bucket.rate - held - outstanding",

@@ -9,6 +9,7 @@ from sluicegate.sim.traffic import Cost, Spread
 ROWS = [
     "overload-3x",
     "overload-10x",
+    "two-resources",
     "small-50",
     "below-limit",
     "moving",

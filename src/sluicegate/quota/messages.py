@@ -37,7 +37,7 @@ class Line(NamedTuple):
     """One user and one resource on one node. All but `held` count from the node's boot."""
 
     consumed: float
-    rejected: int  # requests refused for want of this resource
+    rejected: int  # requests refused that would have used this resource
     requests: int  # requests that consumed some of it
     settled: float  # the part of `consumed` that a leader has acknowledged
     held: float  # what requests that are running now are expected to consume

@@ -390,14 +390,15 @@ cdef inline void begin_request(UserRecord *user, ResourceCell *cells, int count,
 cdef inline void count_refusal(
     UserRecord *user, ResourceCell *cells, int count, Costs *expect, uint32_t times, WindowInfo *window
 ) noexcept nogil:
-    """Count a refusal for each resource that was short."""
-    cdef double part = paced_fraction(user, window), cost
+    """Count a refusal for every limited resource that the request would have used.
+
+    If only those that were short counted, a node that lacks one resource would show no demand for the
+    others, lose its share of them, and in the end no node would have a share of all.
+    """
     cdef int i
     for i in range(count):
-        if cells[i].is_limited:
-            cost = cost_of(&cells[i], expect)
-            if cost > 0.0 and not has_room(user, &cells[i], cost, part):
-                cells[i].rejected += times
+        if cells[i].is_limited and cost_of(&cells[i], expect) > 0.0:
+            cells[i].rejected += times
     user.refused_at = window.time
     user.changed_window = user.window
 

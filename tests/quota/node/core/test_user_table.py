@@ -23,6 +23,7 @@ from tests.harness.waits import PATIENCE, Output, wait_for
 
 LONG = 1e10  # seconds: no slot ends before the year 2286, and none while a test runs
 IN_A_SLOT = 18_000  # requests
+CLOCK_MONOTONIC_COARSE = 6  # of Linux; `time` has no name for it
 
 
 @pytest.fixture
@@ -479,18 +480,24 @@ def test_a_share_flows_through_its_slot(shared: str) -> None:
     """Of the system's clock: the coarse one is in the slot before when the next one begins.
 
     A tenth of it at once and the rest by the time, for one who was refused at the end of the slot
-    before. Each answer is compared with the times before and after it, however late it comes.
+    before. Each answer is compared with the times before and after it, however late it comes. While
+    the coarse clock is behind, a request may pass by what is left of the slot before, which is a
+    lot if the machine held up this process at its end. `cases.json` has the same in virtual time,
+    where no clock is behind.
     """
+    share = 300.0
     table = UserTable("n1", ["front"], shared=shared, slot_seconds=0.2, lease=1_000_000)
     reporter = Reporter(table, ["c1"])
-    shares = {"ann": {"requests": Share(300.0, 1.0)}}
+    shares = {"ann": {"requests": Share(share, 1.0)}}
     slot = int(time.time() / 0.2)
     reporter.receive(table.now(), "c1", _quota(slot, shares, {}, time.time()))
     taken, refused_at, is_paced = 0, 0.0, False
+    behind = 0  # of those taken: when the coarse clock was in the slot before
+    left = share  # of the slot before, at the most
     paced: dict[int, int] = {}  # refusals, by slot
     deadline = table.now() + PATIENCE
     while len(paced) < 3:
-        before = table.now()
+        coarse, before = time.clock_gettime(CLOCK_MONOTONIC_COARSE), table.now()
         assert before < deadline, paced
         is_allowed = table.allows("front", "ann", {"requests": 1.0})
         if is_allowed:
@@ -500,14 +507,17 @@ def test_a_share_flows_through_its_slot(shared: str) -> None:
         if present != slot:
             was_late = present == slot + 1 and refused_at >= begin - 0.2 * 0.2
             is_paced = was_late and before >= begin  # else it may be of the slot before
-            slot, taken = present, 0
+            left = share - (taken - min(behind, left)) if present == slot + 1 else share
+            slot, taken, behind = present, 0, 0
         taken += is_allowed
+        behind += is_allowed and coarse < begin
         if not is_allowed and before >= begin:
             refused_at = before
         if is_paced and is_allowed:
-            assert taken <= 300.0 * ((after - begin) / 0.2 + 0.1) + 1.01
+            most = share * ((after - begin) / 0.2 + 0.1) + 1.01
+            assert taken - min(behind, left) <= most, (taken, behind, left)
         elif is_paced:
-            assert taken >= min(300.0 * ((before - begin) / 0.2 + 0.1), 300.0) - 0.01
+            assert taken >= min(share * ((before - begin) / 0.2 + 0.1), share) - 0.01
             paced[slot] = paced.get(slot, 0) + 1
     table.close()
 

@@ -29,6 +29,7 @@ from sluicegate.cli import demo as demo_command
 from sluicegate.cli.main import main
 from sluicegate.demo.fleet import Fleet
 from sluicegate.demo.pauses import PauseLog, PauseMeter
+from sluicegate.demo.process import NodeProcesses
 from sluicegate.demo.quota_users import NODES, USERS, WORKERS, User
 from sluicegate.demo.shared_counts import BIN_SECONDS, BINS, SharedCounts, WorkerStatus
 from sluicegate.demo.traffic import SERVICE, Traffic
@@ -464,6 +465,25 @@ def test_what_a_short_pause_costs_is_not_missing() -> None:
     assert not is_met(busy(half, {1: 0.04}))
 
 
+def test_what_a_worker_that_is_back_is_refused_is_not_missing() -> None:
+    # Measured: calm seconds in which a sixth of the requests came from a worker started again.
+    asked, admitted = [82, 79, 82, 79], [77, 76, 82, 79]
+
+    def under(resumed: list[int], admitted: list[int]) -> float:
+        counted = zip(asked, admitted, resumed, strict=True)
+        seconds = [
+            Second(WARM_UP + index, 100.0, 1.0, wanted, passed, resumed=again)
+            for index, (wanted, passed, again) in enumerate(counted)
+        ]
+        return measured(STEADY, seconds)["under"]
+
+    assert under([0, 0, 0, 0], admitted) == pytest.approx(0.025)
+    assert under([13, 13, 0, 0], admitted) == 0.0
+    # It excuses its own part alone, and no other second.
+    assert under([13, 13, 0, 0], [60, 60, 82, 79]) == pytest.approx(0.051)
+    assert under([13, 13, 0, 0], [82, 79, 74, 71]) == pytest.approx(0.05)
+
+
 def test_what_is_missing_in_calm_seconds_shows_on_a_busy_machine() -> None:
     seconds = seconds_of(GREEDY, [200, 200, 110, 90, 240, 160, 190, 190])
     assert measured(GREEDY, busy(seconds, {2: 0.5}))["under"] == pytest.approx(0.025)
@@ -638,6 +658,22 @@ def test_pauses_count_in_all_seconds_that_they_reach_into() -> None:
             *(3.5, 1.5, 1.5, 0.0),
             *(1.5, 1.5, 1.5, 0.0),
         ]
+    finally:
+        fleet.close()
+
+
+def test_requests_of_a_worker_that_was_away_are_known_for_three_seconds(tmp_path: Path) -> None:
+    fleet = Fleet(lambda: False)
+    try:
+        parts = [Traffic(user.name, 1.0) for user in USERS]
+        fleet.nodes = [
+            NodeProcesses(tmp_path, "web", [], parts, workers=WORKERS, place=0, of=1),
+        ]
+        sent = {0: range(9), 1: [0, 1, 2, 4, 5, 6, 7, 8]}
+        for worker, seconds in sent.items():
+            for second in seconds:
+                fleet.nodes[0].workers[worker].counts.count(second + 0.5, 1, is_admitted=False)
+        assert [fleet.resumed(second)[1] for second in range(9)] == [0, 0, 0, 0, 1, 1, 1, 0, 0]
     finally:
         fleet.close()
 

@@ -27,6 +27,7 @@ from sluicegate.demo.process import (
 from sluicegate.demo.quota_users import NODES, USERS, WORKERS
 from sluicegate.demo.shared_counts import BINS_PER_SECOND
 from sluicegate.demo.traffic import RESOURCE, SERVICE, next_second, write_begin
+from sluicegate.demo.verdict import RECOVERY
 from sluicegate.errors import SluicegateError, Unavailable
 from sluicegate.quota import Entry
 from sluicegate.quota.central.limit_sources.sqlite_file import SqliteFile
@@ -97,15 +98,23 @@ class Fleet:
 
     def counts(self, second: int) -> list[tuple[int, int]]:
         """Admitted and refused requests of each user in a second, on all nodes."""
-        first = second * BINS_PER_SECOND
-        bins = [
-            counted
-            for worker in self._workers()
-            for counted in worker.counts.bins(first, first + BINS_PER_SECOND)
-        ]
+        of_workers = [_counts(worker, second) for worker in self._workers()]
         return [
             (sum(admitted for admitted, _ in of_user), sum(refused for _, refused in of_user))
-            for of_user in zip(*bins, strict=True)
+            for of_user in zip(*of_workers, strict=True)
+        ]
+
+    def resumed(self, second: int) -> list[int]:
+        """Requests of each user, by workers that sent nothing in a second shortly before."""
+        before = range(max(second - RECOVERY, 0), second)
+        of_workers = [
+            _counts(worker, second)
+            for worker in self._workers()
+            if not all(any(map(any, _counts(worker, each))) for each in before)
+        ]
+        return [
+            sum(counted[user][0] + counted[user][1] for counted in of_workers)
+            for user in range(len(USERS))
         ]
 
     def longest_pause(self, second: int) -> float:
@@ -163,3 +172,13 @@ class Fleet:
             if time.monotonic() > deadline:
                 raise Unavailable(f"the fleet did not start within {_START_TIMEOUT:g} s")
             time.sleep(_LOOK_EVERY)
+
+
+def _counts(worker: Worker, second: int) -> list[tuple[int, int]]:
+    """Admitted and refused requests of each user in a second, of one worker."""
+    first = second * BINS_PER_SECOND
+    bins = worker.counts.bins(first, first + BINS_PER_SECOND)
+    return [
+        (sum(admitted for admitted, _ in of_user), sum(refused for _, refused in of_user))
+        for of_user in zip(*bins, strict=True)
+    ]

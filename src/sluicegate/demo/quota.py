@@ -23,7 +23,7 @@ from sluicegate.demo.process import NodeProcesses
 from sluicegate.demo.quota_users import USERS, User
 from sluicegate.demo.shared_counts import BINS, BINS_PER_SECOND
 from sluicegate.demo.status_poller import CentralStatus, StatusPoller
-from sluicegate.demo.verdict import WARM_UP, Record, Second
+from sluicegate.demo.verdict import RECOVERY, WARM_UP, Record, Second
 
 __all__ = ["MIN_SECONDS", "NodeView", "QuotaDemo", "StopFlag", "report", "stop_flag"]
 
@@ -144,10 +144,11 @@ class QuotaDemo:
         self._fleet.restart_dead(now)
         over = int(now - self._fleet.begin - _LATE) if now > self._fleet.begin + _LATE else 0
         while self.recorded < over:
-            is_known = self.recorded > over - BINS // BINS_PER_SECOND + 2
+            is_known = self.recorded > over - BINS // BINS_PER_SECOND + 2 + RECOVERY
             counts = self._fleet.counts(self.recorded)
             pause = self._fleet.longest_pause(self.recorded)
-            for user, (admitted, refused) in zip(USERS, counts, strict=True):
+            resumed = self._fleet.resumed(self.recorded)
+            for user, (admitted, refused), again in zip(USERS, counts, resumed, strict=True):
                 in_force = self.central.limit_of(user.name)
                 self.record.add(
                     user,
@@ -158,6 +159,7 @@ class QuotaDemo:
                         admitted + refused,
                         admitted,
                         pause,
+                        again,
                     ),
                 )
             self.recorded += 1
@@ -225,5 +227,6 @@ def _of_user(record: Record, user: User) -> dict[str, object]:
             "asked": [second.asked for second in seconds],
             "admitted": [second.admitted for second in seconds],
             "pause": [second.pause for second in seconds],
+            "resumed": [second.resumed for second in seconds],
         },
     }

@@ -24,6 +24,9 @@ that evens out. A central that does not run assigns late, which may leave a slot
 A shorter pause costs requests, too. So what must pass at the least in a calm second is reduced by
 the longest pause in it or in one of the RECOVERY seconds before it: by 0.04 of it for 0.04 s. Where
 more passed than that, the rest of the reduction does not excuse other seconds.
+A worker that was killed and is started again adds its requests to those of its node, whose share
+follows two slots later. Until then, what must pass at the least is reduced by its part of what the
+user asks for, in the same way.
 A busy machine can make calls late, but it cannot let more pass than the limit: `over` is measured
 in all seconds.
 
@@ -55,6 +58,8 @@ class Second:
     """One second of one user. `limit` is None if there is none, or if nothing is known.
 
     `pause`: the longest for which the machine held up a worker or the central, in seconds.
+    `resumed`: those of `asked` that were sent by workers which had sent nothing in one of the
+    RECOVERY seconds before.
     """
 
     number: int
@@ -63,6 +68,7 @@ class Second:
     asked: int
     admitted: int
     pause: float = 0.0
+    resumed: int = 0
 
     @property
     def refused(self) -> int:
@@ -150,7 +156,8 @@ def evaluate(user: User, seconds: Sequence[Second]) -> list[Check]:
         calm += 1
         passes = min(second.asked, limit + least / 3)
         least = min(least + limit - passes, burst)
-        expected += max(passes * (1.0 - pause), min(passes, second.admitted))
+        excused = pause + _part(second.resumed, second.asked)
+        expected += max(passes * (1.0 - excused), min(passes, second.admitted))
         passed += second.admitted
     if burst_seconds is None:
         return []

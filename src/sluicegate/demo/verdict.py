@@ -10,7 +10,7 @@ What is measured, over the seconds that are evaluated:
                   the burst, and begins empty (full for a user who saves, or whose burst was changed
                   under way). The most that any one second admitted beyond what was in it, over
                   the limit. A second above the limit is right if the user had left as much unused
-                  before, and only then.
+                  before, and only then: also in the last three seconds that are not evaluated.
     over_run      admitted over the limit times the seconds, minus 1
     under         1 minus admitted over what a bucket would have let through that began empty
                   and gives out, in a second, the limit and a third of what was saved before: the
@@ -51,6 +51,7 @@ HISTORY = 3600
 LONG_PAUSE = 0.1  # seconds
 RECOVERY = 3  # seconds after that of a pause in which it still has an effect
 _BEFORE, _AFTER = 2, 6  # seconds around the moment a change was noticed
+_EVEN = 3  # the last of those after it: the limit is in force, and shares become even
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,10 @@ def evaluate(user: User, seconds: Sequence[Second]) -> list[Check]:
     level: float | None = None
     least = 0.0  # what is in a bucket that began empty
     burst_seconds: float | None = None
-    for second, is_evaluated, pause in zip(
-        seconds, _evaluated(seconds), _recent_pauses(seconds), strict=True
-    ):
+    is_evaluated = _evaluated(seconds)
+    for index, (second, pause) in enumerate(zip(seconds, _recent_pauses(seconds), strict=True)):
         limit = second.limit
-        if limit is None or not is_evaluated:
+        if limit is None or not any(is_evaluated[index : index + _EVEN + 1]):
             level = None
             continue
         burst = limit * second.burst_seconds
@@ -145,8 +145,10 @@ def evaluate(user: User, seconds: Sequence[Second]) -> list[Check]:
             least = 0.0
         burst_seconds = second.burst_seconds
         left = level + limit - second.admitted
-        over_second = max(over_second, _part(-left, limit))
         level = min(max(left, 0.0), burst)
+        if not is_evaluated[index]:
+            continue
+        over_second = max(over_second, _part(-left, limit))
         admitted += second.admitted
         allowed += limit
         evaluated += 1
@@ -159,7 +161,7 @@ def evaluate(user: User, seconds: Sequence[Second]) -> list[Check]:
         excused = pause + _part(second.resumed, second.asked)
         expected += max(passes * (1.0 - excused), min(passes, second.admitted))
         passed += second.admitted
-    if burst_seconds is None:
+    if not evaluated:
         return []
     goals = user.goals
     checks = [

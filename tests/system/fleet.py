@@ -158,6 +158,10 @@ class NodeUnderTest(NodeProcesses):
         pid = self._lock.read_text().strip()  # empty while another worker takes over
         return next((worker for worker in self.workers if str(worker.pid) == pid), None)
 
+    def has_reported_for(self) -> float:
+        """Seconds since the reporter became that, as the kernel noted it in the lock file."""
+        return time.time() - self._lock.stat().st_mtime
+
     def kill_reporter(self) -> None:
         reporter = self.reporter()
         assert reporter is not None

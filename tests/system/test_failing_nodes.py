@@ -7,10 +7,12 @@
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from sluicegate.demo.traffic import Traffic
+from sluicegate.demo.verdict import LONG_PAUSE
 from tests.harness.waits import wait_for
 from tests.system.fleet import Fleet, begin_together, toml
 from tests.system.outcome import (
@@ -50,23 +52,27 @@ def nodes() -> Iterator[Outcome]:
             at[action] = fleet.now
             do[action]()
             if action == "reporter":
+                at["dead"] = fleet.now
                 wait_for(first.reporter)
-                at["another reports"] = fleet.now
+                at["another reports"] = fleet.now - first.has_reported_for()
         at["back"] = fleet.now  # the workers that were started again are there
         yield outcome(fleet, "harmed", "modest", **at)
 
 
 def test_another_worker_reports_when_the_reporting_one_is_killed(nodes: Outcome) -> None:
-    killed, takes_over = nodes.at["reporter"], nodes.at["another reports"]
-    # It tries every second.
-    late = nodes.courses["harmed"].late(killed, takes_over)
-    assert takes_over - killed <= 2 + late, f"{nodes.at}"
+    harmed = nodes.courses["harmed"]
+    killed, dead, takes_over = (nodes.at[it] for it in ("reporter", "dead", "another reports"))
+    # The kernel releases the lock of a killed process after its memory, for which it may wait: up
+    # to 2.8 s were measured on a busy machine. From then on, the other worker tries five to ten
+    # times a second; one second is enough for all delays that are too short to be noted.
+    assert takes_over - dead <= 1 + harmed.late(dead, takes_over), f"{nodes.at}; {harmed}"
+    if dead - killed >= LONG_PAUSE:
+        harmed = replace(harmed, prolonged=((killed, dead),))
     # The demand of the three others and of one worker is still more than the limit. But a worker
     # that takes over later than half a second after the kill may miss the report of that slot, and
     # the node has less in the two slots after it: 183 of 200 requests were measured in these.
     least = 0.95 if takes_over - killed <= 0.5 else 0.85
-    begin, end = nodes.at["reporter"] - 1, nodes.at["frozen"]
-    assert_near(nodes.courses["harmed"], HARMED, begin, end, least=least)
+    assert_near(harmed, HARMED, killed - 1, nodes.at["frozen"], least=least)
 
 
 @pytest.mark.parametrize(("gone", "back"), [("frozen", "thawed"), ("killed", "restarted")])

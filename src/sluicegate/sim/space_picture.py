@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["picture"]
 
 _WIDTH, _HEIGHT = 860, 520
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 64, 56
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 36, 64, 56
 # A shortfall up to this has this colour: from light to dark, also for the colour-blind.
 _COLOURS = (
     (0.01, "up to 1 %", "#c6dbef"),

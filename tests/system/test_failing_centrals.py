@@ -197,18 +197,14 @@ def return_of(run: Outcome) -> tuple[int, float]:
     return math.floor(run.at["back"]), min(run.at["heard"] + 5, CENTRAL_SECONDS)
 
 
-def assert_no_more_than_the_limit(run: Outcome, most: float) -> None:
-    """At the return: in two slots `most` times the limit, in all 2 % beyond it.
-
-    A node that finds the central within a slot may have spent some of its safe share in it
-    already. That is paid for in the slot after it: 111 and 89 were seen. To give some nodes what
-    others live on lasts for the seconds that these take to come.
-    """
+def assert_no_more_than_the_limit(run: Outcome, in_slot: float, in_two_slots: float) -> None:
+    """At the return: at most so many times the limit in a slot and in two, and 1.02 in all."""
     held, (begin, end) = run.courses["held"], return_of(run)
     slots = held.seconds(begin, end)
     late = held.late(begin - 3, end)
     pairs = [(first + second) / 2 for first, second in pairwise(slots)]
-    assert max(pairs, default=0.0) <= (most + late) * HELD, f"{run.at}; {held}"
+    assert max(slots, default=0) <= (in_slot + late) * HELD, f"{run.at}; {held}"
+    assert max(pairs, default=0.0) <= (in_two_slots + late) * HELD, f"{run.at}; {held}"
     assert sum(slots) <= 1.02 * HELD * len(slots) + HELD * min(late, 1.0), f"{run.at}; {held}"
 
 
@@ -216,7 +212,10 @@ def assert_no_more_than_the_limit(run: Outcome, most: float) -> None:
 def test_a_central_that_knows_its_nodes_gives_nobody_what_others_live_on(
     centrals: dict[str, Outcome], name: str
 ) -> None:
-    assert_no_more_than_the_limit(centrals[name], EVEN)
+    # A node that finds the central within a slot may have spent some of its safe share in it, and
+    # pays for that in the next: 111 and 89 were seen. To give some nodes what others live on lasts
+    # for the seconds that these take to come.
+    assert_no_more_than_the_limit(centrals[name], 1.2, in_two_slots=EVEN)
 
 
 @pytest.mark.parametrize("name", ["killed", "restarted", "frozen"])
@@ -236,7 +235,7 @@ def test_a_central_that_was_away_is_not_felt_at_its_return(
 def test_what_a_central_that_knows_nothing_gives_too_much_is_paid_for_at_once(
     centrals: dict[str, Outcome], name: str
 ) -> None:
-    assert_no_more_than_the_limit(centrals[name], UNEVEN)
+    assert_no_more_than_the_limit(centrals[name], UNEVEN, in_two_slots=UNEVEN)
 
 
 @pytest.mark.parametrize("name", FAULTS)

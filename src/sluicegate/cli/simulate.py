@@ -133,37 +133,40 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
 
 def _run_random(arguments: argparse.Namespace) -> int:
     """One random cluster as any scenario, or the summary of many."""
-    from sluicegate.sim.html_report import page
-    from sluicegate.sim.random_clusters import draw
-    from sluicegate.sim.random_runs import run_many, summaries, table
-    from sluicegate.sim.simulate import simulate
-    from sluicegate.sim.space_picture import picture
-
     for option in ("traffic", "seconds"):
         if getattr(arguments, option) is not None:
             arguments.parser.error(f"--{option} does not work with random")
-    if arguments.runs == 1:
-        if arguments.svg is not None:
-            arguments.parser.error("--svg works with many random clusters: give --runs")
-        cluster = draw(arguments.seed)
-        if arguments.save is not None and not _write(
-            arguments.save, cluster.text, "w", "the scenario"
-        ):
-            return 1
-        if arguments.html is not None and not _write(arguments.html, "", "a"):
-            return 1
-        with _progress() as progress:
-            outcomes = simulate([cluster.scenario], seed=arguments.seed, progress=progress)
-        if arguments.html is not None and not _write(arguments.html, page(outcomes), "w"):
-            return 1
-        if not arguments.json and not arguments.markdown:
-            sys.stdout.write(f"{cluster.facts}\n\n")
-        return _print(arguments, outcomes, {"facts": cluster.facts.as_dict()})
-    for option in ("save", "html"):
-        if getattr(arguments, option) is not None:
+    return _run_one_random(arguments) if arguments.runs == 1 else _run_many_random(arguments)
+
+
+def _run_one_random(arguments: argparse.Namespace) -> int:
+    from sluicegate.sim.html_report import page
+    from sluicegate.sim.random_clusters import draw
+    from sluicegate.sim.simulate import simulate
+
+    if arguments.svg is not None:
+        arguments.parser.error("--svg works with many random clusters: give --runs")
+    cluster = draw(arguments.seed)
+    if arguments.save is not None and not _write(arguments.save, cluster.text, "w", "the scenario"):
+        return 1
+    if arguments.html is not None and not _write(arguments.html, "", "a"):
+        return 1
+    with _progress() as progress:
+        outcomes = simulate([cluster.scenario], seed=arguments.seed, progress=progress)
+    if arguments.html is not None and not _write(arguments.html, page(outcomes), "w"):
+        return 1
+    if not arguments.json and not arguments.markdown:
+        sys.stdout.write(f"{cluster.facts}\n\n")
+    return _print(arguments, outcomes, {"facts": cluster.facts.as_dict()})
+
+
+def _run_many_random(arguments: argparse.Namespace) -> int:
+    from sluicegate.sim.random_runs import run_many, summaries, table
+    from sluicegate.sim.space_picture import picture
+
+    for option in ("save", "html", "markdown"):
+        if getattr(arguments, option) not in (None, False):
             arguments.parser.error(f"--{option} works with one random cluster, not with --runs")
-    if arguments.markdown:
-        arguments.parser.error("--markdown works with one random cluster, not with --runs")
     if arguments.svg is not None and not _write(arguments.svg, "", "a", "the picture"):
         return 1
     with _progress() as progress:

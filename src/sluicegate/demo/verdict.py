@@ -10,7 +10,7 @@ What is measured, over the seconds that are evaluated:
                   the burst, and begins empty (full for a user who saves, or whose burst was changed
                   under way). The most that any one second admitted beyond what was in it, over
                   the limit. A second above the limit is right if the user had left as much unused
-                  before, and only then: also in the last three seconds that are not evaluated.
+                  before, and only then. The three seconds before the first evaluated one count.
     over_run      admitted over the limit times the seconds, minus 1
     under         1 minus admitted over what a bucket would have let through that began empty
                   and gives out, in a second, the limit and a third of what was saved before: the
@@ -51,7 +51,7 @@ HISTORY = 3600
 LONG_PAUSE = 0.1  # seconds
 RECOVERY = 3  # seconds after that of a pause in which it still has an effect
 _BEFORE, _AFTER = 2, 6  # seconds around the moment a change was noticed
-_EVEN = 3  # the last of those after it: the limit is in force, and shares become even
+_EVEN = 3  # seconds before the first evaluated one: the limit is in force, shares become even
 
 
 @dataclass(frozen=True, slots=True)

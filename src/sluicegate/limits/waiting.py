@@ -272,7 +272,7 @@ class Schedule(Generic[Reserved]):
                 self._wake_head()
 
     def _is_due(self, place: _Place[Reserved]) -> bool:
-        """The time of a place has come: what it reserved was refilled, and is not given back."""
+        """A place is due: its permits have been refilled by now, so none are given back."""
         now = self._now()
         return self._time_of(self._head or place) <= now and self._time_of(place) <= now
 

@@ -93,15 +93,21 @@ class _Resource:
 
     __slots__ = ("admitted", "debt", "ideal", "ideally_admitted", "largest", "offered", "passed")
 
-    def __init__(self, rate: float, capacity: float, level: float, time: float) -> None:
-        self.ideal = IdealBucket(rate, capacity, level, time)
-        self.passed = IdealBucket(rate, capacity, capacity, time)  # charged by the cluster
+    ideal: IdealBucket
+    passed: IdealBucket  # charged by the cluster
+
+    def __init__(self) -> None:
         self.debt = -math.inf  # of `passed`, the most
         self.largest = 0.0  # the largest cost that the cluster admitted
         # Units of requests that arrived after the warm-up.
         self.offered = 0.0
         self.admitted = 0.0
         self.ideally_admitted = 0.0
+
+    def begin(self, time: float, rate: float, capacity: float, level: float) -> None:
+        """There is a limit from now on, and was none before."""
+        self.ideal = IdealBucket(rate, capacity, level, time)
+        self.passed = IdealBucket(rate, capacity, capacity, time)
 
     def change(self, time: float, rate: float, capacity: float) -> None:
         for bucket in (self.ideal, self.passed):
@@ -173,19 +179,12 @@ class Comparison:
             burst_seconds = entry.burst_seconds if entry is not None else 0.0
             limited = {}
             for name, rate in rates.items():
-                resource = self._limited.get(name)
+                resource = self._resources.setdefault(name, _Resource())
                 capacity = rate * burst_seconds
-                if resource is not None:
+                if name in self._limited:
                     resource.change(since, rate, capacity)
-                elif name in self._resources:  # a limit that is back begins anew
-                    resource = self._resources[name]
-                    first = rate * self._slot_seconds
-                    resource.ideal = IdealBucket(rate, capacity, first, since)
-                    resource.passed = IdealBucket(rate, capacity, capacity, since)
                 else:
-                    first = rate * self._slot_seconds
-                    resource = _Resource(rate, capacity, first, since)
-                    self._resources[name] = resource
+                    resource.begin(since, rate, capacity, rate * self._slot_seconds)
                 limited[name] = resource
             self._limited = limited
 

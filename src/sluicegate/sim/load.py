@@ -137,7 +137,7 @@ class Load:
     # At their own moments
 
     def begin(self, end: float) -> None:
-        """Plan all arrivals until `end`, each when the one before it has come."""
+        """Schedule the first arrival of each stream; each one schedules the next, until `end`."""
         for number, stream in enumerate(self._streams):
             self._plan_next(number, stream.arrivals(end, self._step_seconds))
 

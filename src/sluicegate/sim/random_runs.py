@@ -108,7 +108,10 @@ def run_one(seed: int) -> Row:
 def run_many(
     seeds: Sequence[int], *, jobs: int = 1, progress: Callable[[str, float], object] | None = None
 ) -> list[Row]:
-    """All of them, in order; `progress` is told what part is done."""
+    """Run the cluster of each seed; the rows are in the order of the seeds.
+
+    `progress` is called with a text and the fraction done.
+    """
     rows: list[Row] = []
 
     def note(row: Row) -> None:

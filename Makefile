@@ -38,8 +38,9 @@ lint: .venv/test .venv/core ## style, types and import contracts
 bench: .venv/bench .venv/core ## ours and the peers side by side; ONLY=limits runs one part
 	$(BIN)/python -m benchmarks $(ONLY)
 
-soak: .venv/test .venv/core ## the tests with many more examples, kills and random seeds (two hours)
+soak: .venv/test .venv/core ## the tests with many more examples, kills and random seeds (four hours)
 	HYPOTHESIS_PROFILE=soak $(PYTEST) tests -o timeout=1500 -o faulthandler_timeout=1800
+	$(BIN)/sluicegate simulate random --runs 20000 --jobs $$(nproc) --seed $$(date +%s)
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist src/*.egg-info .coverage .*_cache .hypothesis

@@ -49,7 +49,8 @@ class _Connection:
     def tell(self, slot: int) -> None:
         services = self._ledger.quota(_START + slot, self._node)
         next_slot = _START + slot + 1
-        quota = Quota("central", 1, self._ledger.version, next_slot, 0.5, 3, True, services)
+        version = self._ledger.version
+        quota = Quota("central", 1, version, next_slot, 0.5, 3, True, 0.05, services)
         self._theirs.read(self._ours.write(quota))
 
 

@@ -83,9 +83,11 @@ def with_quotas(resources: tuple[str, ...]) -> Iterator[UserTable]:
         reporter = Reporter(table, ["central"])
         shares = dict.fromkeys(resources, Share(HUGE, HUGE))
         users = dict.fromkeys(("user:1234", "user:0", "user:1"), shares) | {"free": {}}
+        for user in users:
+            table.consume("front", user, dict.fromkeys(resources, 1.0))  # what requests cost
         now, wall = table.now(), time.time()
         services = {"front": ServiceQuota(users, dict.fromkeys(resources, 1.0))}
-        quota = Quota("central", 1, 1, int(wall), wall, 1, True, services)
+        quota = Quota("central", 1, 1, int(wall), wall, 1, False, 0.05, services)
         reporter.receive(now, "central", quota)
         states = [table.state(table.now(), "front", user) for user in users]
         if states[0] not in ("fresh", "reused") or states[-1] != "free":

@@ -2,9 +2,9 @@
 
 Users ask the nodes for three times their limits. The nodes' demands differ (a fifth each want
 0.2, 0.5, 1, 3 and 10.3 times an even share), so that an assignment takes several rounds to find
-the level up to which everyone gets what he wants; and shares are worth fewer than 256 requests,
-so that all of them are given in whole requests. That is the longest way through an assignment.
-Before each of them every node reports every cell anew: no cell is idle.
+the level up to which every node gets what it wants. Before each of them every node reports every
+cell anew: no cell is idle. What an assignment gives our own nodes are their safe shares; credit is
+granted when they ask (`benchmarks.asking`).
 
 Only `assign` (or the booking) is timed. Times are of the thread; amounts are in requests.
 """
@@ -99,7 +99,8 @@ class Overloaded:
     def _line(self, demand: Demand) -> Line:
         slots = self.slot + 1
         consumed = slots * demand.consumed
-        return Line(float(consumed), slots * demand.rejected, consumed, 0.0, 0.0)
+        granted = consumed + 1.0
+        return Line(float(consumed), slots * demand.rejected, consumed, 0.0, 0.0, granted)
 
     def record(self, reports: list[Report]) -> None:
         self.slot += 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness, quota
+from benchmarks import asking, harness, quota, thousand_nodes
 from benchmarks.__main__ import main
 from benchmarks.classic import ClassicBook
 from benchmarks.harness import Row, Subject, compare, report
@@ -50,10 +50,14 @@ def test_the_measured_book_is_overloaded_and_gives_out_its_limits() -> None:
         subject.report()
         subject.assign()
     assert subject.ledger.cells == 400
-    given = [
-        subject.ledger.quota(subject.slot + 2, node)["user:1"]["requests"][0]
-        for node in quota.NODES
+    shares = [
+        subject.ledger.quota(subject.slot + 2, node)["user:1"]["requests"] for node in quota.NODES
     ]
+    # All of them have told of one request's credit beyond what they consumed.
+    assert [share.granted for share in shares[:5]] == [
+        30.0 * demand.consumed + 1.0 for demand in quota.DEMANDS
+    ]
+    given = [share.safe for share in shares]
     assert sum(given) == pytest.approx(quota.RATE, rel=0.01)
     # The modest get what they want; the others are cut to one level.
     assert given[0::5] == pytest.approx([4] * 10, abs=1)
@@ -109,3 +113,19 @@ def test_a_size_that_does_not_fit_into_memory_is_left_out_and_said_so() -> None:
 def test_cells_come_by_whole_users() -> None:
     with pytest.raises(ValueError, match="multiple of 200, got 250"):
         quota.Overloaded(250)
+
+
+@pytest.mark.parametrize("load", [0.75, 3.0])
+def test_asks_are_granted_and_answered_in_the_measurement(load: float) -> None:
+    costs = asking.measure(nodes=12, users=6, load=load, seconds=4)
+    assert min(costs) > 0.0
+
+
+def test_a_thousand_nodes_are_a_few_here(tmp_path: Path) -> None:
+    """Whatever the times are: all reports are acknowledged, and asks are granted."""
+    answers = thousand_nodes.measure(str(tmp_path), nodes=5, users=10, slots=6)
+    assert len(answers.acks) == answers.reports == 15
+    assert answers.answers
+    assert answers.frames >= 2.0
+    assert 1.0 <= answers.rows <= 10.0
+    assert answers.passed > 0.0

@@ -1,10 +1,11 @@
 """Binary frames once more, written from docs/protocol.md alone: a second opinion.
 
 It shares nothing with the package, not even the messages: one is what stands in a text frame,
-`{"report": {...}}`, with a line as `(consumed, rejected, requests, settled, held)` and a share as
-`(amount, safe)`. What a frame is made of stands in the tables; `Reader` and `Writer` go through
-them. Where the page leaves a choice to who writes, `Writer` takes one by chance, so that others
-are seen than ours takes. What is no frame, by the page, raises NotAFrame.
+`{"report": {...}}`, with a line as `(consumed, rejected, requests, settled, held, granted,
+returned)`, a credit as `(granted, returned, used, cost)`, a share as `(granted, safe)` and a hint
+as `(wait, recall, may_float)`. What a frame is made of stands in the tables; `Reader` and `Writer`
+go through them. Where the page leaves a choice to who writes, `Writer` takes one by chance, so that
+others are seen than ours takes. What is no frame, by the page, raises NotAFrame.
 
 Each direction of a connection has a reader and a writer of its own: both keep a string table.
 """
@@ -16,22 +17,30 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 KINDS = {1: "report", 2: "ask", 3: "ack", 4: "quota"}
-FLAGS = {"report": ("reset", "leaving"), "ask": (), "ack": ("leads",), "quota": ("reset", "whole")}
+FLAGS = {
+    "report": ("reset", "leaving"),
+    "ask": ("reset",),
+    "ack": ("leads",),
+    "quota": ("reset", "whole", "hints"),
+}
 SENDER = {"report": "node", "ask": "node", "ack": "central", "quota": "central"}
 HEAD = {
     "report": "boot:q sequence:I since:I epoch:q slot:q sent:d settled_slot:q",
-    "ask": "boot:q slot:q sent:d",
+    "ask": "boot:q sent:d",
     "ack": "epoch:q boot:q sequence:I sent:d time:d",
-    "quota": "epoch:q version:Q slot:q time:d nodes:I",
+    "quota": "epoch:q version:Q slot:q time:d nodes:I interval:d",
 }
 TIMES = ("sent", "time")
+LONGEST_DURATION = 3600.0
 LOWEST = {"epoch": -1, "slot": -1, "settled_slot": -1}
 BEYOND = {"sequence": 1 << 31, "since": 1 << 31, "version": 1 << 56}
 LONGEST = {"service": 50}
 MOST = 10.0**18
+MOST_REQUESTS = 10**9
 
 SETTLED = {0: None, 4: None, 8: "I", 12: "d"}  # bits of a line's form: how it stands there
 AFTER_SETTLED = ((16, "I"), (32, "I"), (64, "d"))  # rejected, requests, held
+CREDIT = ((4, 0.0), (8, 0.0), (16, 0.0), (32, 1.0))  # bits of a row's form, and what else it is
 
 Message = dict[str, dict[str, Any]]
 Entry = tuple[str, str, str]  # service, user, resource
@@ -73,11 +82,14 @@ class Reader:
         said = {flag: bool(flags >> bit & 1) for bit, flag in enumerate(FLAGS[kind])}
         if said.pop("reset", False):
             self._entries = []
-        body = {SENDER[kind]: self._name(), **said}
+        has_hints = said.pop("hints", False)
+        body: dict[str, Any] = {SENDER[kind]: self._name(), **said}
         for field, code in fields(kind):
             body[field] = self._take(code)
             if field in TIMES:
                 hold(abs(body[field]) <= 1e12, field)
+            elif field == "interval":
+                hold(0.0 <= body[field] <= LONGEST_DURATION, field)
             else:
                 lowest, beyond = LOWEST.get(field, 0), BEYOND.get(field, 1 << 53)
                 hold(lowest <= body[field] < beyond, field)
@@ -85,7 +97,7 @@ class Reader:
             "report": lambda: {"lines": self._lines()},
             "ask": lambda: {"users": self._asked()},
             "ack": dict,
-            "quota": lambda: {"services": self._services()},
+            "quota": lambda: {"services": self._services(has_hints)},
         }
         body |= rest[kind]()
         hold(self._at == len(frame), "left over")
@@ -136,7 +148,6 @@ class Reader:
         number = -1
         for _ in range(count):
             form = self._take("B")
-            hold(form < 128, "the form of a line")
             number = self._take("I") if form & 1 else number + 1
             service, user, resource = self._entry(number)
             consumed = self._amount("d" if form & 2 else "I")
@@ -146,24 +157,58 @@ class Reader:
             rejected, requests, held = (
                 self._amount(code) if form & bit else 0.0 for bit, code in AFTER_SETTLED
             )
-            line = (consumed, rejected, requests, settled, held)
+            credit = (self._amount("d"), self._amount("d")) if form & 128 else (0.0, 0.0)
+            hold(credit[1] <= credit[0], "more returned than granted")
+            line = (consumed, rejected, requests, settled, held, *credit)
             nested(lines, service, user)[resource] = line
         return lines
 
-    def _asked(self) -> dict[str, list[str]]:
-        asked: dict[str, list[str]] = {}
-        for _ in range(self._take("H")):
-            service = self._name("service")
-            asked[service] = [self._name() for _ in range(self._take("I"))]
+    def _requests(self) -> int:
+        requests = int(self._take("I"))
+        hold(requests <= MOST_REQUESTS, "requests")
+        return requests
+
+    def _asked(self) -> dict[str, Any]:
+        asked: dict[str, Any] = {}
+        self._introduce()
+        count = self._take("I")
+        hold(count <= len(self._entries), "more rows than entries")
+        number = -1
+        for _ in range(count):
+            form = self._take("B")
+            hold(form < 128, "the form of a row")
+            number = self._take("I") if form & 1 else number + 1
+            service, user, resource = self._entry(number)
+            said = nested(asked, service).setdefault(
+                user, {"requests": 0, "resources": {}, "waits": False}
+            )
+            if form & 2:
+                said["requests"] = self._requests()
+            said["waits"] = said["waits"] or form & 64 != 0
+            credit = tuple(self._amount("d") if form & bit else other for bit, other in CREDIT)
+            hold(credit[1] <= credit[0], "more returned than granted")
+            said["resources"][resource] = credit
+        service = ""
+        for _ in range(self._take("I")):
+            form = self._take("B")
+            hold(form < 4, "the form of a user")
+            service = self._name("service") if form & 1 else service
+            hold(service != "", "the first has a service")
+            user = self._name()
+            nested(asked, service)[user] = {
+                "requests": self._requests(),
+                "resources": {},
+                "waits": form & 2 != 0,
+            }
         return asked
 
-    def _services(self) -> dict[str, Any]:
+    def _services(self, has_hints: bool) -> dict[str, Any]:
         services: dict[str, Any] = {}
         named = []
         for _ in range(self._take("H")):
             named.append(self._name("service"))
             newcomers = {self._name(): self._amount("d") for _ in range(self._take("H"))}
-            services[named[-1]] = {"newcomers": newcomers, "users": {}}
+            services[named[-1]] = {"newcomers": newcomers, "users": {}, "hints": {}}
         self._introduce()
         for _ in range(self._take("I")):
             first, count = self._take("I"), self._take("I")
@@ -171,12 +216,19 @@ class Reader:
             for number in range(first, first + count):
                 service, user, resource = self._entry(number)
                 hold(service in services, "a share of a service that is not named")
-                share = (self._amount("f"), self._amount("f"))
+                share = (self._amount("d"), self._amount("f"))
                 nested(services, service, "users", user)[resource] = share
         for _ in range(self._take("I")):
             number, user = self._take("H"), self._name()
             hold(number < len(named), "a service that is not named")
             services[named[number]]["users"][user] = {}
+        for _ in range(self._take("I") if has_hints else 0):
+            number, user, form = self._take("H"), self._name(), self._take("B")
+            hold(number < len(named), "a service that is not named")
+            hold(form < 8, "the form of a hint")
+            wait = self._take("d") if form & 4 else 0.0
+            hold(0.0 <= wait <= LONGEST_DURATION, "a wait")
+            services[named[number]]["hints"][user] = (wait, bool(form & 1), bool(form & 2))
         return services
 
 
@@ -193,7 +245,10 @@ class Writer:
         (number,) = (number for number, name in KINDS.items() if name == kind)
         if is_reset := "reset" in FLAGS[kind] and self._may():
             self._numbers, self._introduced = {}, 0
-        body = {"reset": is_reset, "leaving": False, **body}
+        has_hints = kind == "quota" and (
+            any(told.get("hints") for told in body["services"].values()) or self._may()
+        )
+        body = {"reset": is_reset, "leaving": False, "hints": has_hints, **body}
         flags = sum(bool(body[flag]) << bit for bit, flag in enumerate(FLAGS[kind]))
         self._frame = bytearray((number, flags))
         self._put_name(body[SENDER[kind]])
@@ -202,14 +257,11 @@ class Writer:
         if kind == "report":
             self._put_lines(body["lines"])
         elif kind == "ask":
-            self._put("H", len(body["users"]))
-            for service, users in body["users"].items():
-                self._put_name(service)
-                self._put("I", len(users))
-                for user in users:
-                    self._put_name(user)
+            self._put_asked(body["users"])
         elif kind == "quota":
             self._put_services(body["services"])
+            if has_hints:
+                self._put_hints(body["services"])
         return bytes(self._frame)
 
     def _may(self) -> bool:
@@ -254,7 +306,7 @@ class Writer:
             before = self._put_line(self._numbers[entry], before, line)
 
     def _put_line(self, number: int, before: int, line: tuple[float, ...]) -> int:
-        consumed, rejected, requests, settled, held = line
+        consumed, rejected, requests, settled, held, granted, returned = line
         has_number = number != before + 1 or self._may()
         form = has_number | self._real(consumed) << 1 | (12 if self._real(settled) else 8)
         if settled in (0.0, consumed) and self._may():
@@ -262,6 +314,7 @@ class Writer:
         counted = (rejected, requests, held)
         for (bit, _), value in zip(AFTER_SETTLED, counted, strict=True):
             form |= bit if value or self._may() else 0
+        form |= 128 if granted or self._may() else 0
         self._put("B", form)
         if has_number:
             self._put("I", number)
@@ -271,7 +324,60 @@ class Writer:
         for (bit, code), value in zip(AFTER_SETTLED, counted, strict=True):
             if form & bit:
                 self._put_amount(code, value)
+        if form & 128:
+            self._put("d", granted)
+            self._put("d", returned)
         return number
+
+    def _put_asked(self, asked: dict[str, Any]) -> None:
+        rows = [
+            ((service, user, resource), credit)
+            for service, users in asked.items()
+            for user, said in users.items()
+            for resource, credit in said["resources"].items()
+        ]
+        self._chance.shuffle(rows)
+        last_of = {entry[:2]: at for at, (entry, _) in enumerate(rows)}
+        self._introduce([entry for entry, _ in rows])
+        self._put("I", len(rows))
+        before = -1
+        for at, ((service, user, resource), credit) in enumerate(rows):
+            number = self._numbers[service, user, resource]
+            requests = asked[service][user]["requests"]
+            form = int(number != before + 1 or self._may())
+            if asked[service][user].get("waits") and (at == last_of[service, user] or self._may()):
+                form |= 64
+            if (requests and at == last_of[service, user]) or self._may():
+                form |= 2
+            for (bit, other), value in zip(CREDIT, credit, strict=True):
+                form |= bit if value != other or self._may() else 0
+            self._put("B", form)
+            for bit, value in ((1, number), (2, requests)):
+                if form & bit:
+                    self._put("I", value)
+            for (bit, _), value in zip(CREDIT, credit, strict=True):
+                if form & bit:
+                    self._put("d", value)
+            before = number
+        self._put_users_without_rows(asked)
+
+    def _put_users_without_rows(self, asked: dict[str, Any]) -> None:
+        bare = [
+            (service, user, said["requests"], said.get("waits", False))
+            for service, users in asked.items()
+            for user, said in users.items()
+            if not said["resources"]
+        ]
+        self._put("I", len(bare))
+        before = None
+        for service, user, requests, waits in bare:
+            names_service = service != before or self._may()
+            self._put("B", names_service + 2 * waits)
+            if names_service:
+                self._put_name(service)
+            self._put_name(user)
+            self._put("I", requests)
+            before = service
 
     def _put_amount(self, code: str, value: float) -> None:
         self._put(code, value if code == "d" else int(value))
@@ -307,9 +413,24 @@ class Writer:
             self._put("I", self._numbers[run[0]])
             self._put("I", len(run))
             for entry in run:
-                for value in shares[entry]:
-                    self._put("f", value)
+                for code, value in zip("df", shares[entry], strict=True):
+                    self._put(code, value)
         self._put("I", len(free))
         for number, user in free:
             self._put("H", number)
             self._put_name(user)
+
+    def _put_hints(self, services: dict[str, Any]) -> None:
+        hints = [
+            (number, user, hint)
+            for number, told in enumerate(services.values())
+            for user, hint in told.get("hints", {}).items()
+        ]
+        self._put("I", len(hints))
+        for number, user, (wait, recall, may_float) in hints:
+            has_wait = wait > 0.0 or self._may()
+            self._put("H", number)
+            self._put_name(user)
+            self._put("B", recall | may_float << 1 | has_wait << 2)
+            if has_wait:
+                self._put("d", wait)

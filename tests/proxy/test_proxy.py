@@ -432,6 +432,9 @@ def is_running(process: str) -> bool:
         (["--service", ""], "service must have 1 to 50 bytes of UTF-8, got ''"),
         (["--trusted", "10.0.0.0/8"], "--trusted goes with --user-address"),
         (["--token-file", "/no/such/file"], "cannot read token file /no/such/file"),
+        (["--wait", "-1"], "--wait must be finite and not below 0, got -1"),
+        (["--wait", "nan"], "--wait must be finite and not below 0, got nan"),
+        (["--wait", "soon"], "--wait: invalid float value: 'soon'"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(
@@ -445,6 +448,24 @@ def test_a_command_that_makes_no_sense_is_refused(
         cli.main([*usual, *arguments])
     assert refused.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "wait"), [([], None), (["--wait", "0"], 0.0)])
+def test_requests_wait_as_long_as_the_command_says(
+    arguments: list[str], wait: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Made(Exception):
+        pass
+
+    def middleware(*_: object, **options: object) -> None:
+        raise Made(options["wait"])
+
+    monkeypatch.setattr("sluicegate.proxy.server.QuotaASGIMiddleware", middleware)
+    usual = ["node", "--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:9"]
+    usual += ["--shared", str(tmp_path / "memory"), "--user-address"]
+    with pytest.raises(Made) as made:
+        cli.main([*usual, "--central", "ws://127.0.0.1:9", *arguments])
+    assert made.value.args == (wait,)
 
 
 def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:

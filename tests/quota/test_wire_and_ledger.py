@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from sluicegate.quota import Entry, Ledger
-from sluicegate.quota.messages import Ask, Line, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.messages import Ask, Line, Quota, Report, ServiceQuota, Share, UserAsk
 from sluicegate.quota.wire import CentralWire, NodeWire
 from sluicegate.quota.wire.json_frames import write_classic
 
@@ -66,7 +66,8 @@ def test_a_report_off_a_wire_is_booked_to_the_bit_as_one_from_dicts(binary: bool
             report = report._replace(lines=dict(packed.lines.items()))
             assert by_dict.book(slot, report) is by_wire.book(slot, packed)
         if slot % 5 == 0:
-            ask = Ask("node-1", 1, slot, 0.5, {"front": ["new", "user-3"]})
+            users = {user: UserAsk(2, {}) for user in ("new", "user-3")}
+            ask = Ask("node-1", 1, slot, {"front": users})
             assert by_dict.ask(slot, ask) == by_wire.ask(slot, ask)
         by_dict.assign(slot)
         by_wire.assign(slot)
@@ -89,15 +90,15 @@ def test_a_node_is_told_what_it_was_given_also_when_it_asked(binary: bool) -> No
                 report = received
             ledger.book(slot, report)
         ledger.assign(slot)
-        asked = [f"user-{traffic.random.randrange(90)}" for _ in range(3)]
-        answers = ledger.ask(slot, Ask("node-0", 1, slot, 0.5, {"front": asked}))
+        asked = {f"user-{traffic.random.randrange(90)}": UserAsk(2, {}) for _ in range(3)}
+        answers = ledger.ask(slot + 0.6, Ask("node-0", 1, slot + 0.6, {"front": asked}))
         services = ledger.quota(slot, "node-0")
         told = {
             name: {user: dict(shares) for user, shares in part.users.items()}
             for name, part in services.items()
         }
         for whole, sent in ((True, services), *((False, answer) for answer in answers.values())):
-            quota = Quota("c", 1, ledger.version, slot + 1, 1.5, 3, whole, sent)
+            quota = Quota("c", 1, ledger.version, slot + 1, 1.5, 3, whole, 0.05, sent)
             heard = node.read(central.write(quota))
             assert isinstance(heard, Quota)
             if whole:
@@ -130,7 +131,7 @@ def test_a_number_that_has_another_owner_is_looked_up_again() -> None:
         ledger.book(slot, received)
         ledger.assign(slot)
         services = ledger.quota(slot, "n")
-        heard = node.read(central.write(Quota("c", 1, 1, slot + 1, 1.5, 1, True, services)))
+        heard = node.read(central.write(Quota("c", 1, 1, slot + 1, 1.5, 1, True, 0.05, services)))
         assert isinstance(heard, Quota)
         assert heard.services["front"].users == services["front"].users
 
@@ -200,7 +201,7 @@ def test_a_service_of_another_kind_is_told_the_usage() -> None:
     assert isinstance(report, Report)
     ledger.book(START, report)
     assert made[0].seen == [{"ann": {"requests": 5.0}}]
-    quota = Quota("c", 1, 1, START + 1, 1.5, 1, True, ledger.quota(START, "n"))
+    quota = Quota("c", 1, 1, START + 1, 1.5, 1, True, 0.05, ledger.quota(START, "n"))
     assert node.read(central.write(quota)) == quota
 
 
@@ -233,7 +234,7 @@ def test_a_long_quota_is_written_in_steps() -> None:
     assert isinstance(report, Report)
     ledger.book(START + 1, report)
     ledger.assign(START + 1)
-    quota = Quota("c", 1, 1, START + 2, 1.5, 1, True, ledger.quota(START + 1, "n"))
+    quota = Quota("c", 1, 1, START + 2, 1.5, 1, True, 0.05, ledger.quota(START + 1, "n"))
 
     def steps() -> Iterator[None]:
         frame = yield from central.writing(quota)

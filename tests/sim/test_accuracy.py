@@ -37,14 +37,25 @@ ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "two-resources": ({"shortfall": 0.005, "excess": 0, "over_1": 0.03}, {"lowest_second": 0.9}),
     "small-50": ({"over_1": 0.15, "over_10": 0.03}, {}),
     "below-limit": ({"rejected": 0.01}, {}),
-    "moving": ({"converged": 3, "dip": 2}, {}),
-    "hopping": ({"over_60": 0.1}, {}),
+    "moving": ({"converged": 3, "dip": 1, "shortfall": 0.02, "excess": 0}, {}),
+    "hopping": ({"over_60": 0.01, "shortfall": 0.03, "excess": 0}, {}),
+    "on-and-off": ({"shortfall": 0.03, "excess": 0}, {}),
+    "saved-burst": ({"shortfall": 0.05, "excess": 0}, {}),
+    "newcomer": ({"shortfall": 0.05, "excess": 0}, {}),
+    "thin": ({"shortfall": 0.03, "excess": 0.5}, {}),
+    # A bucket of three requests, and all of them lie at nodes.
+    "thin-overload": ({"shortfall": 0.1, "excess": 1}, {}),
+    "thin-no-wait": ({"shortfall": 0.15, "excess": 10, "over_60": 0.1}, {}),
+    "long-requests": ({"shortfall": 0.05, "over_60": 0.1}, {}),
+    "standstill": ({"over_1": 0.05, "shortfall": 0.02, "excess": 0}, {}),
+    "apisix": ({"over_10": 0.005, "shortfall": 0.005, "excess": 0}, {}),
+    "surge": ({"shortfall": 0.02, "excess": 0}, {}),
     "one-per-second": ({"under": 0.05, "over_60_units": 1}, {}),
     "failover": ({"over_10": 0.05, "sliding_10": 0.05, "converged": 5, "fresh": 1}, {}),
     "join": ({"over_10": 0.02, "sliding_10": 0.02}, {}),
     "death": ({"dip": 3, "over_10": 0.005}, {}),
     # Half of the fleet on its safe shares beside a half that has the whole limit: 1.5 times.
-    "partition": ({"over_1": 0.52, "over_10": 0.52}, {}),
+    "partition": ({"over_1": 0.55, "over_10": 0.52}, {}),
     "lossy": ({"over_60": 0.01}, {}),
     "return": ({"over_1": 0.03, "over_10": 0.005, "under": 0.02}, {"lowest_second": 0.9}),
     "skewed-clocks": (OVERLOAD, {"lowest_second": 0.9}),
@@ -55,7 +66,7 @@ ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "doorman-3": ({"over_10": 0.05, "nothing": 0}, {"lowest_second": 0.8}),
     "doorman-4": ({"over_10": 0.005, "rejected": 0.01}, {}),
     "doorman-5": ({"over_10": 0.005, "under": 0.005}, {}),
-    "doorman-6": ({"converged": 3, "dip": 2}, {}),
+    "doorman-6": ({"dip": 2, "shortfall": 0.01, "excess": 0}, {}),
 }
 
 
@@ -146,7 +157,7 @@ def test_mishaps_by_chance_lose_nothing_and_break_no_invariant() -> None:
 
 @pytest.mark.parametrize("nodes", [3, 10])
 @pytest.mark.parametrize("begins", [40.0, 40.5])
-def test_what_was_saved_is_given_out_over_some_slots(nodes: int, begins: float) -> None:
+def test_what_was_saved_can_be_had_within_a_slot(nodes: int, begins: float) -> None:
     text = f"""
         title = "a burst"
         about = "of all that ten seconds have saved"
@@ -160,5 +171,7 @@ def test_what_was_saved_is_given_out_over_some_slots(nodes: int, begins: float) 
         arrival = "even"
     """
     (cell,) = run(read(text)).cells
-    slots = [sum(cell.admitted[10 * slot : 10 * slot + 10]) for slot in range(40, 44)]
-    assert slots == pytest.approx([4000, 4000, 2500, 1750], rel=0.002)
+    begin = round(10 * begins)
+    first, *others = [sum(cell.admitted[step : step + 10]) for step in range(begin, begin + 40, 10)]
+    assert 0.95 * 11_000 <= first <= 11_000
+    assert others == pytest.approx([1000, 1000, 1000], rel=0.06)

@@ -52,6 +52,22 @@ def test_a_request_takes_all_of_its_resources_or_none() -> None:
     assert ideal.offered(0.0, {"unlimited": 1.0}, 9) == 9
 
 
+def test_the_ideal_decides_by_the_expected_cost_and_charges_the_real_one() -> None:
+    ideal = comparison((0.0, entry(1.0, requests=10.0)))
+    expected = {"requests": 5.0}
+    timeline = [  # (time, real cost, admitted)
+        (0.0, 100.0, 1),  # nobody could foresee it: a debt of 90
+        (9.4, 1.0, 0),  # cheap, but nobody knows: 4 are there
+        (9.5, 1.0, 1),
+        (9.6, 1.0, 1),  # 4 were left, and 1 has come in
+        (9.6, 1.0, 0),
+    ]
+    for time, cost, admitted in timeline:
+        assert ideal.offered(time, {"requests": cost}, 1, expected) == admitted, time
+    assert ideal.offered(20.0, {"requests": 1.0}, 1, {"requests": 50.0}) == 1  # it is full
+    assert ideal.offered(20.0, {"requests": 1.0}, 1, {"requests": 50.0}) == 0
+
+
 def test_a_limit_of_nothing_admits_nothing() -> None:
     assert comparison((0.0, entry(1.0, requests=0.0))).offered(5.0, {"requests": 1.0}) == 0
 

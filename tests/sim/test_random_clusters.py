@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sluicegate.sim.random_clusters import REGIMES, draw
+from sluicegate.sim.random_clusters import REGIMES, Facts, draw
 from sluicegate.sim.random_runs import Row, run_many, run_one, summaries, table
 from sluicegate.sim.scenario import load
 from sluicegate.sim.space_picture import picture
@@ -65,10 +65,38 @@ def test_draws_have_every_regime_spread_and_kind_of_cost() -> None:
     assert any(facts.together > 10 for facts in DRAWS)
 
 
+def is_thin(facts: Facts) -> bool:
+    return facts.per_node_slot < 2.0
+
+
+BELONGS = {
+    "rare, no wait": lambda f: is_thin(f) and not f.wait and f.per_node_slot * f.load < 0.05,
+    "thin, no wait, small burst": lambda f: is_thin(f) and not f.wait and f.burst < 5.0,
+    "thin, no wait": lambda f: is_thin(f) and not f.wait,
+    "small bucket": lambda f: f.limit * f.burst < 3.0,
+    "long requests": lambda f: f.duration >= 3.0,
+    "moving": lambda f: f.spread == "moving",
+    "hopping, on and off": lambda f: f.spread in ("hopping", "on and off"),
+    "several resources": lambda f: f.resources > 1,
+    "thin, wait": is_thin,
+    "dense": lambda f: f.round_trip <= 0.02,
+    "dense, far": lambda f: True,
+}
+
+
+def test_a_cluster_belongs_to_the_first_regime_that_it_fits() -> None:
+    assert list(BELONGS) == list(REGIMES)
+    for facts in DRAWS:
+        first = next(regime for regime, fits in BELONGS.items() if fits(facts))
+        assert facts.regime == first, facts
+
+
 def test_what_is_drawn_is_what_the_scenario_has() -> None:
     for seed in range(100):
         cluster = draw(seed)
         scenario, facts = cluster.scenario, cluster.facts
+        assert scenario.wait == facts.wait
+        assert scenario.exact_arrivals
         (entry,), (traffic,) = scenario.limits, scenario.traffic
         assert len(scenario.nodes) == facts.nodes
         assert len(entry.rates) == facts.resources

@@ -153,6 +153,14 @@ def test_everything_that_passed_is_booked_once_all_is_quiet() -> None:
     assert result.measures.lost == 0.0
 
 
+def test_what_passed_before_a_long_silence_stays_booked() -> None:
+    """Nodes forget users without requests, and centrals full buckets: both count anew then."""
+    text = STEADY.replace("seconds = 30", "seconds = 300").replace("nodes = 4", "nodes = 2")
+    text = text.replace("rate = 1200", "rate = 100\ncycle = [10, 130]")
+    result = run(scenario(text.replace("jain = 0.99\n", "").replace("over_10 = 0.05\n", "")))
+    assert result.measures.unrecorded == 0.0
+
+
 def test_what_a_crash_without_a_disk_loses_is_known() -> None:
     crash = "\n[[fault]]\nat = 15.5\nwhat = 'crash'\nmachine = 'node-1'\nseconds = 2\ndisk = {}\n"
     without = run(scenario(STEADY + crash.format("false")))
@@ -184,6 +192,40 @@ def test_requests_that_run_for_a_while_are_held_back_by_what_they_are_expected_t
     result = run(scenario(text))
     assert result.measures.over_10 <= 0.1  # type: ignore[operator]
     assert result.measures.unrecorded == 0.0
+
+
+def test_requests_are_offered_in_fiftieths_of_a_slot() -> None:
+    """One in each of them: in larger packets a bucket of one request would let less through."""
+    text = """
+title = "t"
+about = "a"
+seconds = 30
+nodes = 1
+centrals = 1
+limit = [{ user = "ann", requests = 50, burst_seconds = 0.02 }]
+traffic = [{ user = "ann", rate = 50, arrival = "even" }]
+"""
+    assert run(read(text)).measures.shortfall == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_request_may_wait_for_an_answer_unless_the_scenario_says_no() -> None:
+    """A user that comes to a node has to ask for credit there."""
+    text = """
+title = "t"
+about = "a"
+seconds = 40
+nodes = 20
+centrals = 1
+exact_arrivals = true
+wait = {wait}
+limit = [{{ user = "ann", requests = 100, burst_seconds = 5 }}]
+traffic = [{{ user = "ann", rate = 80, nodes = "hopping", stay = [0.3, 0.6] }}]
+"""
+    waits, refused = (run(read(text.format(wait=wait))).measures for wait in ("true", "false"))
+    assert waits.shortfall is not None
+    assert refused.shortfall is not None
+    assert waits.shortfall <= 0.03
+    assert refused.shortfall >= waits.shortfall + 0.01
 
 
 def test_an_unknown_system_is_refused() -> None:

@@ -25,6 +25,16 @@ ROWS = [
     "skewed-clocks",
     "flood",
     "fairness",
+    "thin",
+    "thin-overload",
+    "thin-no-wait",
+    "on-and-off",
+    "saved-burst",
+    "long-requests",
+    "newcomer",
+    "standstill",
+    "apisix",
+    "surge",
     *(f"doorman-{number}" for number in range(1, 8)),
 ]
 

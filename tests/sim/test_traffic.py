@@ -119,6 +119,19 @@ def test_drawn_costs_are_whole_and_have_their_mean_and_a_tail() -> None:
     assert Cost(7.0).draw(rng) == 7.0
 
 
+@pytest.mark.parametrize("tail", [1.1, 1.5, 3.0])
+def test_no_drawn_cost_is_above_twenty_means(tail: float) -> None:
+    rng = random.Random(2)
+    costs = [Cost(100.0, tail=tail).draw(rng) for _ in range(50_000)]
+    assert max(costs) == 2000.0
+    assert fmean(costs) <= 103.0  # the tail that is cut makes it less
+
+
+def test_the_expected_cost_of_a_request_is_its_mean() -> None:
+    costs = {"bytes": Cost(9.0, tail=2.0), "requests": Cost(1.0)}
+    assert stream(cost=costs).expected_cost == {"bytes": 9.0, "requests": 1.0}
+
+
 def test_requests_that_cost_the_same_and_end_at_once_are_offered_together() -> None:
     assert stream().constant_cost == {"requests": 1.0}
     assert stream(cost={"bytes": Cost(9.0, tail=2.0)}).constant_cost is None

@@ -19,7 +19,7 @@ import signal
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -131,10 +131,10 @@ class CentralUnderTest(Central):
         nodes = self.get("/api/nodes")["nodes"]
         return sum((one["last_slot"] or 0) >= math.floor(time.time()) - 1 for one in nodes)
 
-    def recorded(self, user: str) -> float:
-        """What was ever booked of the user's requests."""
+    def recorded(self, user: str, resource: str = RESOURCE) -> float:
+        """What was ever booked of a resource that the user has consumed."""
         rows = self.get("/api/usage", service=SERVICE, user=user)["users"]
-        return rows[0]["resources"][RESOURCE]["recorded"] if rows else 0.0
+        return rows[0]["resources"][resource]["recorded"] if rows else 0.0
 
 
 class NodeUnderTest(NodeProcesses):
@@ -309,13 +309,17 @@ class Fleet:
         return Course(user, admitted, refused, pauses)
 
 
-def toml(*limits: tuple[str, float, float]) -> str:
-    """A limits file: users, their requests per second, and their burst in seconds."""
-    return "\n".join(
-        f'[[limit]]\nservice = "{SERVICE}"\nuser = "{user}"\n'
-        f"burst_seconds = {burst_seconds}\n{RESOURCE} = {rate}\n"
-        for user, rate, burst_seconds in limits
-    )
+def toml(*limits: tuple[str, float | Mapping[str, float], float]) -> str:
+    """A limits file: users, their requests or resources per second, and their burst in seconds."""
+    tables = []
+    for user, rates, burst_seconds in limits:
+        rows = rates if isinstance(rates, Mapping) else {RESOURCE: rates}
+        tables.append(
+            f'[[limit]]\nservice = "{SERVICE}"\nuser = "{user}"\n'
+            f"burst_seconds = {burst_seconds}\n"
+            + "".join(f"{resource} = {rate}\n" for resource, rate in rows.items())
+        )
+    return "\n".join(tables)
 
 
 def begin_together(*fleets: Fleet) -> None:

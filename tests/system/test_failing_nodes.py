@@ -1,8 +1,8 @@
 """Quotas with real processes: nodes that die, freeze and come back.
 
-- A node that has lost its central, or was met again, is not paced: it may take its share in the
-  first moments of a slot. So in a window of a second that follows such a change there may be two
-  slots' shares, and no more.
+- What a node holds when it goes away is out of the bucket already, and under lasting overload that
+  is some requests. The others have all the rest, at once; and when it is back, it can add no more
+  than these.
 - What a worker did between its last decision and a SIGKILL may not be written down: one request.
 """
 
@@ -27,15 +27,17 @@ from tests.system.outcome import (
 NODES_SECONDS = 36.0
 HARMED = 100.0
 MODEST = 5.0  # requests per second on each node
-HARMED_BURST = 0.0
+HARMED_BURST, MODEST_BURST = 0.0, 1.0
 ACTIONS = {"reporter": 5.3, "frozen": 8.3, "thawed": 14.3, "killed": 20.0, "restarted": 25.3}
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Outcome]:
     """Four nodes of two workers, and a fault at a time."""
-    traffic = [[Traffic("harmed", 3 * HARMED / 4), Traffic("modest", MODEST)] for _ in range(4)]
-    limits = toml(("harmed", HARMED, HARMED_BURST), ("modest", 40.0, HARMED_BURST))
+    traffic = [
+        [Traffic("harmed", 3 * HARMED / 4), Traffic("modest", MODEST, waits=True)] for _ in range(4)
+    ]
+    limits = toml(("harmed", HARMED, HARMED_BURST), ("modest", 40.0, MODEST_BURST))
     with Fleet(limits, traffic, seconds=NODES_SECONDS) as fleet:
         begin_together(fleet)
         first, second, third, _ = fleet.nodes
@@ -68,34 +70,33 @@ def test_another_worker_reports_when_the_reporting_one_is_killed(nodes: Outcome)
     assert takes_over - dead <= 1 + harmed.late(dead, takes_over), f"{nodes.at}; {harmed}"
     if dead - killed >= LONG_PAUSE:
         harmed = replace(harmed, prolonged=((killed, dead),))
-    # The demand of the three others and of one worker is still more than the limit. But a worker
-    # that takes over later than half a second after the kill may miss the report of that slot, and
-    # the node has less in the two slots after it: 183 of 200 requests were measured in these.
-    least = 0.95 if takes_over - killed <= 0.5 else 0.85
-    assert_near(harmed, HARMED, killed - 1, nodes.at["frozen"], least=least)
+    # The demand of the three others and of one worker is still more than the limit. What its node
+    # holds and does not use until another worker reports is missing for as long.
+    assert_near(harmed, HARMED, killed - 1, nodes.at["frozen"], least=0.8)
+    assert_near(harmed, HARMED, takes_over + 1, nodes.at["frozen"], least=0.95)
 
 
 @pytest.mark.parametrize(("gone", "back"), [("frozen", "thawed"), ("killed", "restarted")])
-def test_the_share_of_a_node_that_is_gone_goes_to_the_others_in_three_slots(
+def test_the_other_nodes_have_all_of_the_limit_while_one_is_gone(
     nodes: Outcome, gone: str, back: str
 ) -> None:
     harmed = nodes.courses["harmed"]
     begin, end = nodes.at[gone], nodes.at[back]
-    assert_near(harmed, HARMED, begin + 3, end, least=0.95)
-    # Before that the three others have what they had, less what is kept for the one that is gone.
-    assert_near(harmed, HARMED, begin, begin + 3, least=0.5)
+    assert_near(harmed, HARMED, begin, end, least=0.9)
+    assert_near(harmed, HARMED, begin + 1, end, least=0.95)
 
 
 @pytest.mark.parametrize("action", ["thawed", "back"])
-def test_a_node_that_comes_back_adds_its_share_once(nodes: Outcome, action: str) -> None:
+def test_a_node_that_comes_back_adds_what_it_had_and_no_more(nodes: Outcome, action: str) -> None:
     harmed = nodes.courses["harmed"]
     back = nodes.at[action]
     end = max(back, min(back + 5.5, NODES_SECONDS))  # it may have taken long to start
-    assert harmed.over(1, HARMED, back - 1, end) <= 1.05, str(harmed)
-    # What it was promised and did not use is free again; a bucket holds a slot's refill at least.
-    saved = max(HARMED_BURST, 1.0) * HARMED
-    assert harmed.total(back, end) <= 1.05 * HARMED * (end - back) + saved, str(harmed)
-    assert_near(harmed, HARMED, back + 3, end, least=0.95)
+    # A bucket holds a quarter of a second's refill at least, and a node a tenth of its own.
+    saved = 0.35
+    assert harmed.over(1, HARMED, back - 1, end) <= saved, str(harmed)
+    late = harmed.late(back - 1, end)
+    assert harmed.total(back, end) <= HARMED * (end - back + saved + late), str(harmed)
+    assert_near(harmed, HARMED, back + 1, end, least=0.95)
 
 
 def test_most_of_the_limit_passes_whatever_nodes_do(nodes: Outcome) -> None:

@@ -31,7 +31,7 @@ _NEEDED = ("orjson", "prometheus_client", "starlette", "uvicorn", "websockets")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Runs a central, three end nodes of two processes each and the traffic of four users,\n"
+        "Runs a central, three end nodes of two processes each and the traffic of six users,\n"
         "and shows live how each user is held to their limit; 'limits' shows every limiter under\n"
         "the same bursty traffic. Without a terminal only the closing table is printed. The exit\n"
         "code of the fleet is 0 if each user was held to their limit, and 1 if not."

@@ -84,6 +84,13 @@ for several centrals, repeat --central"""
         help="length of a slot (default: 1); must be the same on the centrals",
     )
     parser.add_argument(
+        "--wait",
+        type=float,
+        metavar="SECONDS",
+        help="how long a request may wait for credit from the central, at most "
+        "(default: as long as an answer takes, 0.05 to 0.2); 0 turns it off",
+    )
+    parser.add_argument(
         "--shared",
         metavar="NAME",
         help="name or path of the workers' shared memory (default: from the port)",

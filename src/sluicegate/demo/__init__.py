@@ -4,7 +4,7 @@
 shell that moves it in step with real time and draws it. Without a terminal it runs at once.
 
 `sluicegate demo` is the real thing, as processes: a central, three end nodes of two workers each,
-and the traffic of four users. From the inside to the outside:
+and the traffic of six users. From the inside to the outside:
 
     traffic          what a user sends to a node, as data, and when it begins
     quota_users      the users: their traffic, their limits, what must hold for each

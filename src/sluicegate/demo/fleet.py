@@ -26,7 +26,7 @@ from sluicegate.demo.process import (
 )
 from sluicegate.demo.quota_users import NODES, USERS, WORKERS
 from sluicegate.demo.shared_counts import BINS_PER_SECOND
-from sluicegate.demo.traffic import RESOURCE, SERVICE, next_second, write_begin
+from sluicegate.demo.traffic import SERVICE, next_second, write_begin
 from sluicegate.demo.verdict import RECOVERY
 from sluicegate.errors import SluicegateError, Unavailable
 from sluicegate.quota import Entry
@@ -66,7 +66,7 @@ class Fleet:
         """Start all of it, and the traffic with the next whole second; raises StartCancelled."""
         limits = SqliteFile(self.folder / "limits.db")
         limits.replace(
-            Entry(SERVICE, user.name, user.burst_seconds, {RESOURCE: user.limit}) for user in USERS
+            Entry(SERVICE, user.name, user.burst_seconds, dict(user.limits)) for user in USERS
         )
         limits.close()
         self._open_central()
@@ -118,14 +118,22 @@ class Fleet:
         ]
 
     def longest_pause(self, second: int) -> float:
-        """The longest pause of the central or a worker that reaches into a second."""
-        longest = self._longest_pauses
+        """The longest pause of the central or a worker that reaches into a second, as known."""
+        return self._longest_pauses.get(second, 0.0)
+
+    def read_pauses(self) -> set[int]:
+        """Read the logs of pauses; the seconds that new ones reach into.
+
+        A pause is logged when it is over, and may be of seconds that were over long before.
+        """
+        longest, changed = self._longest_pauses, set()
         for process in self._processes():
             for begin, end in process.pause_log.read():
                 first, last = max(begin - self.begin, 0.0), end - self.begin
                 for each in range(int(first), math.ceil(last)):
                     longest[each] = max(longest.get(each, 0.0), end - begin)
-        return longest.get(second, 0.0)
+                    changed.add(each)
+        return changed
 
     def close(self) -> None:
         """End all of it: the workers first, which send the central a leave message."""

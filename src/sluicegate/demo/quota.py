@@ -142,6 +142,8 @@ class QuotaDemo:
     def step(self, now: float) -> None:
         """Record the seconds that are over."""
         self._fleet.restart_dead(now)
+        for second in self._fleet.read_pauses():
+            self.record.set_pause(second, self._fleet.longest_pause(second))
         over = int(now - self._fleet.begin - _LATE) if now > self._fleet.begin + _LATE else 0
         while self.recorded < over:
             is_known = self.recorded > over - BINS // BINS_PER_SECOND + 2 + RECOVERY
@@ -154,7 +156,7 @@ class QuotaDemo:
                     user,
                     Second(
                         self.recorded,
-                        in_force.limit if is_known else None,
+                        user.requests_within(in_force.limits) if is_known else None,
                         in_force.burst_seconds,
                         admitted + refused,
                         admitted,

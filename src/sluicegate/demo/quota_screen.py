@@ -26,29 +26,39 @@ _ON_EVERY_PATH = (Path("/usr/local/bin"), Path("/usr/bin"))
 _COLOURS = {"fresh": "green", "reused": "yellow", "safe": "yellow", "none": "red"}
 
 
-def frame(demo: QuotaDemo, seconds: float | None, width: int, bars: str) -> str:
-    """The screen, in Rich's markup."""
+def frame(demo: QuotaDemo, seconds: float | None, width: int, height: int, bars: str) -> str:
+    """The screen, in Rich's markup. In one of few lines the nodes share a line."""
+    roomy = _lines(demo, seconds, width, bars, is_roomy=True)
+    lines = roomy if len(roomy) <= height else _lines(demo, seconds, width, bars, is_roomy=False)
+    return "\n".join(lines)
+
+
+def _lines(
+    demo: QuotaDemo, seconds: float | None, width: int, bars: str, *, is_roomy: bool
+) -> list[str]:
     bar_width = max(width - _BEFORE_BARS - _AFTER_BARS, 8)
     title = "sluicegate demo"
     time = f"{demo.recorded} {'' if seconds is None else f'of {seconds:g} '}s, Ctrl-C ends it"
     below, above = range(1, AT_LIMIT + 1), range(AT_LIMIT + 1, len(bars))
     bars_head = f"admitted, last {bar_width} s"
     heads = f"{'asked/s':>8}{'admitted/s':>11}{'refused/s':>10}  held?"
+    space = [""] if is_roomy else []
+    nodes = map(_node, demo.nodes()) if is_roomy else [_nodes(demo.nodes())]
     lines = [
         f"[bold]{title}[/]{time.rjust(width - len(title))}",
         f"[dim]One limit for each user, on all nodes together:[/] {draw(below, bars)} "
         f"[dim]up to it,[/] {draw(above, bars)} [dim]saved up[/]",
         _central(demo),
-        *(_node(node) for node in demo.nodes()),
-        "",
+        *nodes,
+        *space,
         f"[dim]{'user':8}{'limit':7} {bars_head:{bar_width}}{heads}[/]",
     ]
     for user in USERS:
         lines.append(_user(demo.record, user, bar_width, bars))
         lines.append(f"[dim]  {user.about}[/]")
-    lines += ["", "[bold]Try in another terminal:[/]"]
+    lines += [*space, "[bold]Try in another terminal:[/]"]
     lines += [f"  {line}" for line in commands(demo, width - 2)]
-    return "\n".join(lines)
+    return lines
 
 
 def _central(demo: QuotaDemo) -> str:
@@ -77,6 +87,16 @@ def _node(node: NodeView) -> str:
     return f"{node.name:8} [{colour}]{node.state:7}[/] {processes}{later}"
 
 
+def _nodes(nodes: Sequence[NodeView]) -> str:
+    """All nodes in one line."""
+    shown = []
+    for node in nodes:
+        missing = WORKERS - len(node.workers)
+        later = f" ({missing} to be started again)" if missing else ""
+        shown.append(f"{node.name} [{_COLOURS[node.state]}]{node.state}[/]{later}")
+    return "nodes    " + ", ".join(shown)
+
+
 def _user(record: Record, user: User, bar_width: int, bars: str) -> str:
     seconds = list(record.seconds[user.name])[-bar_width:]
     drawn = draw((_height(second) for second in seconds), bars)
@@ -101,7 +121,7 @@ def _verdict(checks: Sequence[Check]) -> str:
     if not checks:
         return "[dim]not yet[/]"
     broken = next((check for check in checks if not check.is_met), None)
-    return "[green]yes[/]" if broken is None else f"[red]no: {broken.name.partition('_')[0]}[/]"
+    return "[green]yes[/]" if broken is None else f"[red]no: {broken.name}[/]"
 
 
 def commands(demo: QuotaDemo, width: int) -> list[str]:
@@ -148,7 +168,7 @@ def summary(demo: QuotaDemo) -> str:
     for user in USERS:
         seconds = demo.record.seconds[user.name]
         checks = demo.record.checks(user)
-        over = next((check for check in checks if check.name.startswith("over")), None)
+        over = next((check for check in checks if check.name == "over"), None)
         under = next((check for check in checks if check.name == "under"), None)
         limit = seconds[-1].limit if seconds else user.limit
         lines.append(
@@ -160,7 +180,7 @@ def summary(demo: QuotaDemo) -> str:
     lines += [
         "",
         f"over and under are parts of the limit, of the time after the first {WARM_UP} s: the",
-        "most beyond it in any second (hopper: over the run), and what was lost.",
+        "most that passed beyond it and what was saved, and what was lost.",
     ]
     if busy := demo.record.busy_seconds():
         lines.append(
@@ -187,7 +207,7 @@ def show(demo: QuotaDemo, seconds: float | None, console: "Console", bars: str) 
     with Live(console=console, screen=True, auto_refresh=False) as live:
 
         def draw_frame() -> None:
-            lines = frame(demo, seconds, console.width, bars).splitlines()
+            lines = frame(demo, seconds, console.width, console.height, bars).splitlines()
             if len(lines) > console.height:
                 lines[console.height - 1 :] = ["[yellow]the rest needs a larger terminal[/]"]
             text = Text.from_markup("\n".join(lines))

@@ -12,19 +12,20 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from sluicegate.demo.traffic import RESOURCE, SERVICE
+from sluicegate.demo.traffic import SERVICE
 
 __all__ = ["CentralStatus", "StatusPoller", "UserLimit"]
 
 _EVERY = 0.5  # seconds
 _TIMEOUT = 0.7
+_NO_RESOURCES = ("service", "user", "burst_seconds")  # of an entry
 
 
 @dataclass(frozen=True, slots=True)
 class UserLimit:
-    """The limit of a user in requests per second (None: no limit), and its burst."""
+    """The limits of a user, per second of each resource that has one, and its burst."""
 
-    limit: float | None
+    limits: Mapping[str, float]
     burst_seconds: float
 
 
@@ -40,7 +41,7 @@ class CentralStatus:
     limits: Mapping[str, UserLimit] = field(default_factory=dict)
 
     def limit_of(self, user: str) -> UserLimit:
-        return self.limits.get(user) or self.limits.get("*") or UserLimit(None, 0.0)
+        return self.limits.get(user) or self.limits.get("*") or UserLimit({}, 0.0)
 
 
 class StatusPoller:
@@ -74,7 +75,10 @@ class StatusPoller:
             epoch=status["epoch"],
             slot=status["slot"],
             limits={
-                entry["user"]: UserLimit(entry.get(RESOURCE), entry["burst_seconds"])
+                entry["user"]: UserLimit(
+                    {name: each for name, each in entry.items() if name not in _NO_RESOURCES},
+                    entry["burst_seconds"],
+                )
                 for entry in table["limits"]
             },
         )

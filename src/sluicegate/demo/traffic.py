@@ -8,8 +8,8 @@ again goes on with the same traffic.
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = ["RESOURCE", "SERVICE", "Spans", "Traffic", "next_second", "read_begin", "write_begin"]
@@ -26,14 +26,17 @@ _BEGIN = "begin"  # file
 class Traffic:
     """Requests per second of a user at a node, within `spans` of the time since the begin.
 
-    The spans are repeated every `period` seconds if there is one. Each request costs `cost`.
+    The spans are repeated every `period` seconds if there is one. `costs`: what each request takes
+    of each resource. `waits`: a request that finds no credit waits for the central's answer, as in
+    the middlewares; else it is refused at once.
     """
 
     user: str
     rate: float
     spans: Spans = _ALWAYS
     period: float | None = None
-    cost: float = 1.0
+    costs: Mapping[str, float] = field(default_factory=lambda: {RESOURCE: 1.0})
+    waits: bool = False
 
     def is_on(self, t: float) -> bool:
         """Whether requests are sent at `t`."""

@@ -6,41 +6,38 @@ nodes together. Amounts are requests.
 
 What is measured, over the seconds that are evaluated:
 
-    over_second   A bucket runs beside the user: it gains the limit in each second, keeps at most
-                  the burst, and begins empty (full for a user who saves, or whose burst was changed
-                  under way). The most that any one second admitted beyond what was in it, over
-                  the limit. A second above the limit is right if the user had left as much unused
-                  before, and only then. The three seconds before the first evaluated one count.
-    over_run      admitted over the limit times the seconds, minus 1
-    under         1 minus admitted over what a bucket would have let through that began empty
-                  and gives out, in a second, the limit and a third of what was saved before: the
-                  rest is promised to the seconds beside it, or kept for nodes that ask. Only
-                  calm seconds count, and of each what a short pause may have cost is taken off.
+    over    A bucket runs beside the user: it gains the limit in each second, keeps at most the
+            burst, and begins empty (full for a user who saves, or whose burst was changed under
+            way). Each admitted request is taken from it; it may go below empty. The most that it
+            ever was below, over the limit. A second above the limit is right if the user had left
+            as much unused before, and only then. The three seconds before the first evaluated one
+            count. So whatever stretch of seconds is looked at, no more has passed in it than the
+            limit, the burst and this.
+    under   1 minus admitted over what a bucket would have let through that begins empty. Only calm
+            seconds count, and of each what a short pause may have cost is taken off.
 
 A second is calm unless the machine held up a worker or the central for LONG_PAUSE or longer in it,
-or in one of the RECOVERY seconds before it: a worker that does not run asks for nothing, reports
-late, and then makes up for it. The share of its node changes two slots later, which the slot after
-that evens out. A central that does not run assigns late, which may leave a slot with little.
+or in one of the RECOVERY seconds before it: a worker that does not run asks for nothing, and then
+makes up for it; what was saved meanwhile is not known here.
 A shorter pause costs requests, too. So what must pass at the least in a calm second is reduced by
 the longest pause in it or in one of the RECOVERY seconds before it: by 0.04 of it for 0.04 s. Where
 more passed than that, the rest of the reduction does not excuse other seconds.
-A worker that was killed and is started again adds its requests to those of its node, whose share
-follows two slots later. Until then, what must pass at the least is reduced by its part of what the
-user asks for, in the same way.
+A worker that was killed and is started again has to ask first for what its requests need. What must
+pass at the least is reduced by its part of what the user asks for, in the same way.
 A busy machine can make calls late, but it cannot let more pass than the limit: `over` is measured
 in all seconds.
 
 Not evaluated: the warm-up, in which nodes meet the users; seconds near a change of the limit, which
-takes two or three slots to be in force and as many to be even; seconds without a limit, or of
-which nothing is known. Whole slots are measured, and not any stretch of a second: a short pause
-moves calls within a slot and says nothing about the limits.
+takes two or three slots to be in force; seconds without a limit, or of which nothing is known.
+Whole slots are measured, and not any stretch of a second: a short pause moves calls within a slot
+and says nothing about the limits.
 
 `Record` keeps the last hour.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluicegate.demo.quota_users import User
 
@@ -101,6 +98,13 @@ class Record:
     def add(self, user: User, second: Second) -> None:
         self.seconds[user.name].append(second)
 
+    def set_pause(self, number: int, pause: float) -> None:
+        """A pause of a second has become known; it may be recorded already."""
+        for seconds in self.seconds.values():
+            index = number - seconds[0].number if seconds else -1
+            if 0 <= index < len(seconds):
+                seconds[index] = replace(seconds[index], pause=pause)
+
     def last(self, user: User) -> Second | None:
         seconds = self.seconds[user.name]
         return seconds[-1] if seconds else None
@@ -125,7 +129,7 @@ class Record:
 
 def evaluate(user: User, seconds: Sequence[Second]) -> list[Check]:
     """The checks for which the user has goals; empty if there is nothing to evaluate."""
-    admitted = allowed = over_second = 0.0
+    over = 0.0
     expected = passed = 0.0  # in calm seconds: what must pass at the least, and what did
     evaluated = calm = 0
     level: float | None = None
@@ -144,33 +148,27 @@ def evaluate(user: User, seconds: Sequence[Second]) -> list[Check]:
             level = burst if user.saves or is_new else 0.0
             least = 0.0
         burst_seconds = second.burst_seconds
-        left = level + limit - second.admitted
-        level = min(max(left, 0.0), burst)
+        level = min(level + limit - second.admitted, burst)
         if not is_evaluated[index]:
+            level = max(level, 0.0)
             continue
-        over_second = max(over_second, _part(-left, limit))
-        admitted += second.admitted
-        allowed += limit
+        over = max(over, _part(-level, limit))
         evaluated += 1
         if pause >= LONG_PAUSE:
             least = 0.0
             continue
         calm += 1
-        passes = min(second.asked, limit + least / 3)
+        passes = min(second.asked, limit + least)
         least = min(least + limit - passes, burst)
         excused = pause + _part(second.resumed, second.asked)
         expected += max(passes * (1.0 - excused), min(passes, second.admitted))
         passed += second.admitted
     if not evaluated:
         return []
-    goals = user.goals
-    checks = [
-        ("over_second", over_second, goals.over_second),
-        ("over_run", _part(admitted - allowed, allowed), goals.over_run),
-    ]
-    if calm >= min(goals.min_calm_seconds, evaluated):
-        checks.append(("under", _part(expected - passed, expected), goals.under))
-    return [Check(name, measured, goal) for name, measured, goal in checks if goal is not None]
+    checks = [Check("over", over, user.goals.over)]
+    if calm >= min(user.goals.min_calm_seconds, evaluated):
+        checks.append(Check("under", _part(expected - passed, expected), user.goals.under))
+    return checks
 
 
 def _part(amount: float, whole: float) -> float:

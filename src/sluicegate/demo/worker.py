@@ -3,16 +3,17 @@
     python -m sluicegate.demo.worker PLAN        a `WorkerPlan` as JSON
 
 It opens a `Node`, waits for the begin of the traffic, and then sends requests by the clock,
-whatever the answers are. An admitted request is consumed at once: what is examined are the limits,
-not the work. After a pause (the process was stopped, or the machine is busy) it makes up for
-MAX_BACKLOG seconds of requests; clients wait no longer than that. SIGTERM ends it, and closes the
-node.
+whatever the answers are. A request that may wait for its answer is a task, and delays no other. An
+admitted one is consumed at once: what is examined are the limits, not the work. After a pause (the
+process was stopped, or the machine is busy) it makes up for MAX_BACKLOG seconds of requests;
+clients wait no longer than that. SIGTERM ends it, and closes the node.
 
 What it leaves in the folder, also when it is killed: its `SharedCounts`, the log of its pauses, and
 in the file NODE.states a line `[seconds, state, epoch]` for each change of the node's quota that it
 saw while it was the reporting worker.
 """
 
+import asyncio
 import json
 import logging
 import os
@@ -26,9 +27,9 @@ from typing import Self
 
 from sluicegate.demo.pauses import PauseMeter
 from sluicegate.demo.shared_counts import SharedCounts, WorkerStatus
-from sluicegate.demo.traffic import RESOURCE, SERVICE, Traffic, read_begin
+from sluicegate.demo.traffic import SERVICE, Traffic, read_begin
 from sluicegate.errors import Unavailable
-from sluicegate.quota import Node
+from sluicegate.quota import Node, Throttled
 
 __all__ = ["MAX_BACKLOG", "LoadGenerator", "WorkerPlan", "main"]
 
@@ -78,7 +79,10 @@ class WorkerPlan:
 
 
 class LoadGenerator:
-    """Sends the requests of a worker when they are due. Times are seconds since the begin."""
+    """Sends the requests of a worker when they are due. Times are seconds since the begin.
+
+    Those that may wait need a running event loop; `finish` waits for the last of them.
+    """
 
     def __init__(self, node: Node, counts: SharedCounts, plan: WorkerPlan, begin: float) -> None:
         self._node = node
@@ -87,22 +91,39 @@ class LoadGenerator:
         self._begin = begin
         now = time.monotonic() - begin
         self._due = [max(plan.phase / one.rate, now) for one in plan.traffic]  # the next of each
+        self._waiting: set[asyncio.Task[None]] = set()
 
     def send(self, now: float) -> None:
         """Send all requests that are due at `now`."""
         for index, traffic in enumerate(self._traffic):
             due = max(self._due[index], now - MAX_BACKLOG)
             while due <= now:
-                if traffic.is_on(due):
-                    self._send_one(index, traffic)
+                if traffic.is_on(due) and traffic.waits:
+                    task = asyncio.create_task(self._send_waiting(index, traffic))
+                    self._waiting.add(task)
+                    task.add_done_callback(self._waiting.discard)
+                elif traffic.is_on(due):
+                    self._answered(index, is_admitted=self._node.allows(SERVICE, traffic.user))
                 due += 1.0 / traffic.rate
             self._due[index] = due
 
-    def _send_one(self, index: int, traffic: Traffic) -> None:
-        is_admitted = self._node.allows(SERVICE, traffic.user)
+    async def finish(self) -> None:
+        """Until all requests that wait are answered."""
+        await asyncio.gather(*self._waiting)
+
+    async def _send_waiting(self, index: int, traffic: Traffic) -> None:
+        try:
+            await self._node.throttle_async(SERVICE, traffic.user)
+        except Throttled:
+            self._answered(index, is_admitted=False)
+        else:
+            self._answered(index, is_admitted=True)
+
+    def _answered(self, index: int, *, is_admitted: bool) -> None:
         if is_admitted:
-            self._node.consume(SERVICE, traffic.user, {RESOURCE: traffic.cost})
-        # It counts in the bin in which it was sent, also when that was late.
+            traffic = self._traffic[index]
+            self._node.consume(SERVICE, traffic.user, traffic.costs)
+        # It counts in the bin in which it was answered, also when that was late.
         t = max(time.monotonic() - self._begin, 0.0)
         self._counts.count(t, index, is_admitted=is_admitted)
 
@@ -140,6 +161,10 @@ def main() -> None:
     logging.basicConfig(format=f"%(asctime)s {plan.name} {os.getpid()} %(message)s", level="INFO")
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
+    asyncio.run(_run(plan, stops))
+
+
+async def _run(plan: WorkerPlan, stops: list[int]) -> None:
     begin: float | None = None
     generator: LoadGenerator | None = None
     with (
@@ -163,7 +188,9 @@ def main() -> None:
                 generator.send(now - begin)
             elif (begin := read_begin(plan.folder)) is not None:
                 generator = LoadGenerator(node, counts, plan, begin)
-            time.sleep(_TICK)
+            await asyncio.sleep(_TICK)
+        if generator is not None:
+            await generator.finish()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from sluicegate.integrations.quota.metering import UserFunction
 from sluicegate.proxy.proxy import BoundedProtocol, Proxy
 from sluicegate.quota.central.net.tokens import read_tokens
 from sluicegate.quota.node import Node
+from sluicegate.quota.node.core.waiting import check_wait
 
 __all__ = ["listen", "serve"]
 
@@ -49,6 +50,7 @@ def serve(arguments: argparse.Namespace) -> int:
     )
     logging.getLogger("websockets").setLevel(logging.WARNING)
     try:
+        _check_wait(arguments.wait)
         if not 1 <= arguments.workers <= 256:
             raise ValueError(f"--workers must be from 1 to 256, got {arguments.workers}")
         proxy = Proxy(arguments.upstream)
@@ -67,7 +69,9 @@ def serve(arguments: argparse.Namespace) -> int:
             node = _node(arguments, port)
         except (ConfigError, ValueError) as error:
             arguments.parser.error(str(error))
-        app = QuotaASGIMiddleware(proxy, node, service=arguments.service, user=user)
+        app = QuotaASGIMiddleware(
+            proxy, node, service=arguments.service, user=user, wait=arguments.wait
+        )
 
         def work(parent: int | None = None) -> None:
             asyncio.run(_serve(app, proxy, node, listener, parent))
@@ -80,6 +84,13 @@ def serve(arguments: argparse.Namespace) -> int:
         else:
             _Workers(work, arguments.workers).run()
     return 0
+
+
+def _check_wait(wait: float | None) -> None:
+    try:
+        check_wait(wait)
+    except ValueError:
+        raise ValueError(f"--wait must be finite and not below 0, got {wait:g}") from None
 
 
 def _node(arguments: argparse.Namespace, port: int) -> Node:

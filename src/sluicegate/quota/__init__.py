@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sluicegate.quota.ledger.ledger import Ledger
     from sluicegate.quota.ledger.limit_entry import Entry, read_entries
     from sluicegate.quota.ledger.service import BucketService, Service, installed_services
+    from sluicegate.quota.node.core._user_table import Ticket
     from sluicegate.quota.node.core.reporter import NodeStatus
     from sluicegate.quota.node.core.state import NodeState
     from sluicegate.quota.node.node import Node
@@ -40,6 +41,7 @@ __all__ = [
     "Service",
     "ServiceLedger",
     "Throttled",
+    "Ticket",
     "Usage",
     "installed_services",
     "read_entries",
@@ -56,6 +58,7 @@ __getattr__ = lazy_exports(
         "sluicegate.quota.ledger.limit_entry": ["Entry", "read_entries"],
         "sluicegate.quota.ledger.ledger": ["Ledger"],
         "sluicegate.quota.ledger.service": ["BucketService", "Service", "installed_services"],
+        "sluicegate.quota.node.core._user_table": ["Ticket"],
         "sluicegate.quota.node.core.reporter": ["NodeStatus"],
         "sluicegate.quota.node.core.state": ["NodeState"],
         "sluicegate.quota.node.node": ["Node"],

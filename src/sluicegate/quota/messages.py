@@ -1,9 +1,14 @@
 """The messages between a node and a central, as values; `wire` encodes them as frames.
 
     node -> every central   Report   after each slot: all totals the central has not acknowledged
-    node -> the leader      Ask      within a slot: users the node has no quota for, or has met anew
+    node -> the leader      Ask      at any time: credit it needs, what it has used and gives back
     central -> node         Ack      of a Report, from every central, leading or not
-    leader -> node          Quota    after each assignment, whole; and at once as answer to an Ask
+    leader -> node          Quota    after each assignment, whole; and as soon as an Ask is granted
+
+Credit is what a node may let through for a user. It is told in totals that only grow: `granted` by
+the leader, `returned` by the node; what requests have used is `consumed` and what running ones have
+reserved. A node admits a request while used + its cost <= granted - returned, of every limited
+resource.
 
 Nothing here is hurt by loss, doubling or reordering:
 
@@ -15,7 +20,8 @@ Nothing here is hurt by loss, doubling or reordering:
 - A total that the central knows nothing of (it is new, or has forgotten an idle user) is
   booked as `consumed - settled`: what no leader has acknowledged so far. If it knew an earlier
   boot of the node, the whole of `consumed` is new to it.
-- An Ask books nothing. A Quota says how much a slot may take in all, not how much more.
+- An Ask books nothing. A Quota tells the total of all grants, so it may come twice or late. A lost
+  one is repeated by the next; a node tells the highest total it knows, and the leader believes it.
 - A node ignores a Quota of a lower epoch than the highest it has seen.
 
 Amounts are floats in the resource's own unit, times are seconds of the sender's clock, slots
@@ -30,7 +36,20 @@ if TYPE_CHECKING:  # compiled modules, which import this one
     from sluicegate.quota.packed._report_lines import PackedLines
     from sluicegate.quota.packed._shares import PackedShares
 
-__all__ = ["Ack", "Ask", "Line", "Lines", "Message", "Quota", "Report", "ServiceQuota", "Share"]
+__all__ = [
+    "Ack",
+    "Ask",
+    "Credit",
+    "Hint",
+    "Line",
+    "Lines",
+    "Message",
+    "Quota",
+    "Report",
+    "ServiceQuota",
+    "Share",
+    "UserAsk",
+]
 
 
 class Line(NamedTuple):
@@ -41,6 +60,8 @@ class Line(NamedTuple):
     requests: int  # requests that consumed some of it
     settled: float  # the part of `consumed` that a leader has acknowledged
     held: float  # what requests that are running now are expected to consume
+    granted: float = 0.0  # the highest total that a leader has told
+    returned: float = 0.0  # of it, what the node has given back
 
 
 Lines: TypeAlias = dict[str, dict[str, dict[str, Line]]]  # service, user, resource
@@ -61,14 +82,30 @@ class Report(NamedTuple):
     settled_slot: int = -1  # up to which a leader has acknowledged everything; -1: none has
 
 
+class Credit(NamedTuple):
+    """One user and one resource on one node, as totals since the node's boot."""
+
+    granted: float  # the highest total that a leader has told
+    returned: float  # of it, what the node has given back
+    used: float  # consumed, and reserved by running requests; it may be above granted - returned
+    cost: float  # what a request is expected to cost
+
+
+class UserAsk(NamedTuple):
+    """Of how many requests a node needs the credit, and what it has of each limited resource."""
+
+    requests: int  # 0: none, the node gives back or tells its usage
+    resources: dict[str, Credit]  # empty: the node does not know yet which resources are limited
+    waits: bool = False  # a request waits for it; else it is for those to come
+
+
 class Ask(NamedTuple):
-    """The users of each service that `node` has met in `slot` and has no share for."""
+    """What `node` needs, has used and gives back, of users in whom something has changed."""
 
     node: str
     boot: int
-    slot: int
-    sent: float
-    users: dict[str, list[str]]
+    sent: float  # grows from one Ask of a boot to the next
+    users: dict[str, dict[str, UserAsk]]  # service, user
 
 
 class Ack(NamedTuple):
@@ -84,25 +121,35 @@ class Ack(NamedTuple):
 
 
 class Share(NamedTuple):
-    amount: float  # for this slot
+    granted: float  # the total of all grants to the node
     safe: float  # for each slot in which the node is on its own
+
+
+class Hint(NamedTuple):
+    """What the leader says of a user besides the grants, in answer to an Ask."""
+
+    wait: float  # seconds from `Quota.time` until it expects to grant more; 0: it is not empty
+    recall: bool  # others wait: give back what no request has needed for a while
+    may_float: bool  # one request may pass ahead of its grant, where none can wait for it
 
 
 class ServiceQuota(NamedTuple):
     """The shares of one service on one node.
 
-    A user without shares (an empty dict) has no limit until `Quota.version` changes. A user who is
-    not listed is a newcomer, with the amounts `newcomers` per slot until the answer to an Ask.
+    A user without shares (an empty dict) has no limit until `Quota.version` changes. A user that
+    was never listed has the amounts `newcomers` per slot until the leader tells of it.
     """
 
     users: "dict[str, dict[str, Share]] | PackedShares"
     newcomers: dict[str, float]
+    hints: dict[str, Hint] = {}  # noqa: RUF012 (never changed)  by user; only in answers
 
 
 class Quota(NamedTuple):
-    """What a node may let through in `slot`.
+    """What a node may let through.
 
-    A whole one replaces all earlier ones for the slot; another amends the users in it.
+    A whole one is sent for each slot, with every user that has had traffic lately; another has
+    only the users of whom there is something to say.
     """
 
     central: str
@@ -112,6 +159,7 @@ class Quota(NamedTuple):
     time: float
     nodes: int  # how many nodes the limits are shared by
     whole: bool
+    interval: float  # seconds that a node leaves between two Asks, at least
     services: dict[str, ServiceQuota]
 
 

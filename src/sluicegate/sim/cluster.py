@@ -62,6 +62,7 @@ class Cluster:
         self.nodes: dict[str, Machine] = {}
         self.centrals: dict[str, Machine] = {}
         self.live: list[str] = []  # nodes that traffic can be sent to
+        self.can_wait = system.name == "fair"  # requests can wait for an answer
         self.shaken: set[str] = set()  # nodes that were not up all the time
         # What each node has consumed since it started with an empty memory, by its boot.
         self.tallies: dict[tuple[str, int], dict[tuple[str, str, str], float]] = {}
@@ -119,7 +120,7 @@ class Cluster:
         machine.tally = self.tallies[name, boot] = {}
         process, hear, speak, due = self._system.node(machine, boot, lambda: self.leader)
         if self._audit is not None:
-            self._audit.node_started(name, boot)
+            self._audit.node_started(machine, boot)
         self._run(machine, (process, self._heard_by_node(name, hear), speak, due))
 
     def _start_central(self, name: str, snapshot: bytes | None) -> None:
@@ -127,8 +128,8 @@ class Cluster:
         running = self._system.central(machine, self.entries, snapshot)
         process, hear, speak, due = running
         if self._audit is not None:
-            slot = math.floor(machine.wall() / self.scenario.slot_seconds)
-            self._audit.central_started(name, process, slot, warm=snapshot is not None)
+            warm = snapshot is not None
+            self._audit.central_started(name, process, machine.wall(), warm=warm)
         self._run(machine, (process, self._heard_by_central(name, hear), speak, due))
 
     def _run(self, machine: Machine, running: Running) -> None:
@@ -154,11 +155,11 @@ class Cluster:
             return hear
 
         def heard(now: float, source: str, message: Any) -> None:
-            audit.node_hears(name, message)
+            audit.node_hears(name, now, message)
             if self._awaited and type(message) is Quota:
                 self._fresh(name, message)
             hear(now, source, message)
-            audit.node_heard(name, machine.process, now, message)
+            audit.node_heard(name, machine.process)
 
         return heard
 
@@ -271,8 +272,6 @@ class Cluster:
 
     def freeze(self, name: str) -> None:
         machine = self.machine(name)
-        if self._audit is not None and machine.up and name in self.centrals:
-            self._audit.central_frozen(name, machine.process.time(machine.now()))
         machine.freeze()
         self._changed(name)
 

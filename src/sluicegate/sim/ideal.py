@@ -3,8 +3,8 @@ are.
 
 The product promises that a fleet behaves as if one exact bucket per user and resource saw every
 request. An `IdealBucket` is that bucket. It sees all requests of the cluster at the moments they
-arrive, without delay, and is all or nothing over the resources of a request. What it charges is
-the real cost, which a node may learn only when the request ends.
+arrive, without delay, and is all or nothing over the resources of a request. It decides by the
+cost that is expected, since nobody can foresee another one, and charges the real one at once.
 
     level     grows by `rate` per second up to `capacity`, which is burst_seconds * rate
     allows    while level >= min(cost, capacity): a request that costs more than the bucket holds
@@ -21,8 +21,7 @@ the real cost, which a node may learn only when the request ends.
                 The burst is the capacity, or the largest cost that passed if that is more: else
                 the ideal itself would have an excess. Never negative
 
-Amounts and not requests are compared, since the costs of requests may differ by far: an ideal that
-knows them passes more small requests than a node that has to guess, for the same amount.
+Amounts and not requests are compared, since the costs of requests may differ by far.
 
 The excess needs no search over windows. Let D be how much more than the refill has passed, at least
 0: D = max(0, D - rate * seconds) + cost. D is the most that any window which ends now held beyond
@@ -134,12 +133,21 @@ class Comparison:
         self._resources: dict[str, _Resource] = {}
         self._limited: dict[str, _Resource] = {}  # those with a limit at this time
 
-    def offered(self, time: float, costs: Mapping[str, float], count: int = 1) -> int:
-        """`count` requests of these costs arrive. How many the ideal admits."""
+    def offered(
+        self,
+        time: float,
+        costs: Mapping[str, float],
+        count: int = 1,
+        expected: Mapping[str, float] | None = None,
+    ) -> int:
+        """`count` requests of these costs arrive. How many the ideal admits.
+
+        `expected`: what they cost in the mean, if the real costs are not known in advance.
+        """
         self._follow_limits(time)
         limited = self._limited
         admitted = count
-        for name, cost in costs.items():
+        for name, cost in (costs if expected is None else expected).items():
             resource = limited.get(name)
             if resource is not None:
                 resource.ideal.refill(time)

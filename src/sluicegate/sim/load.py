@@ -1,8 +1,9 @@
 """The traffic as it meets the nodes: offers every request, and notes what became of it.
 
-Either time goes in steps of a tenth of a slot: in the middle of each, every user's requests of that
-step are offered to their nodes, so that a node whose clock is a bit off still counts them in the
-right slot. Or, with `exact_arrivals`, each request is offered at its own moment.
+Either requests are offered fifty times in a slot: in the middle of each fiftieth, every user's
+requests of it are offered to their nodes, so that a node whose clock is a bit off still counts them
+in the right slot. Or, with `exact_arrivals`, each request is offered at its own moment. Traffic
+from a file is offered in tenths of a slot, which are the steps that all figures count by.
 
 Requests that cost the same and end at once are offered together. One whose cost is drawn, or that
 runs for a while, is let through on what the node expects of it, and its real cost is told when
@@ -16,6 +17,7 @@ the step of the admission.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sluicegate.quota.node.core._user_table import Ticket
 from sluicegate.sim.audit import Audit, Cell
 from sluicegate.sim.cluster import Cluster
 from sluicegate.sim.ideal import Comparison
@@ -67,6 +69,16 @@ class Offered:
     is_counted: bool  # whether it came after the warm-up
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Requests that wait for an answer of the leader."""
+
+    request: Offered
+    count: int
+    number: int  # of the stream
+    duration: float | None  # None: they end at once, and all cost the same
+
+
 class Load:
     """All traffic of a run."""
 
@@ -77,6 +89,7 @@ class Load:
         replay: Replay | None,
         audit: Audit | None,
         step_seconds: float,
+        offer_seconds: float,
     ) -> None:
         self.tracks: dict[tuple[str, str], Track] = {}
         self.comparisons: dict[tuple[str, str], Comparison] = {}  # of users who have a limit
@@ -86,6 +99,7 @@ class Load:
         self._replay = replay
         self._audit = audit
         self._step_seconds = step_seconds
+        self._offer_seconds = offer_seconds
         self._warm_up = 0.0 if replay is not None else cluster.scenario.warm_up
         # Of each stream what a request costs, by the key of a tally and by the auditor's cell.
         self._keys: list[list[tuple[Key, float]]] = []
@@ -100,39 +114,38 @@ class Load:
             )
         self._touched: dict[str, Machine] = {}
         self._turn = 0  # whose turn it is to get a line that names no node
+        self._can_wait = cluster.scenario.wait and cluster.can_wait
+        self._waiting: dict[str, list[_Waiting]] = {}  # by node, in the order of arrival
 
-    # Step by step
+    # Some at a time
 
-    def offer(self, step: int) -> None:
-        """Offer all requests of one step."""
+    def offer(self, number: int) -> None:
+        """Offer the requests of the next `offer_seconds`; of a replay, those of step `number`."""
         self._touched.clear()
-        for number, stream in enumerate(self._streams):
-            self._offer_step(number, stream)
+        for of_stream, stream in enumerate(self._streams):
+            self._offer_some(of_stream, stream)
         if self._replay is not None:
-            self._offer_replayed(self._replay, step)
+            self._offer_replayed(self._replay, number)
         for machine in self._touched.values():
             machine.attend(machine.now())  # it may have something to ask
 
-    def _offer_step(self, number: int, stream: Stream) -> None:
+    def _offer_some(self, number: int, stream: Stream) -> None:
         cluster = self._cluster
-        counts = stream.counts(self._world.now, self._step_seconds, cluster.live)
+        counts = stream.counts(self._world.now, self._offer_seconds, cluster.live)
         costs = stream.constant_cost
         if costs is None:
             for name, count in counts:
                 machine = self._touched[name] = cluster.nodes[name]
-                self._offer_singly(stream, machine, count)
+                self._offer_singly(number, stream, machine, count)
             return
         there = [(name, count) for name, count in counts if count]
         total = sum(count for _, count in there)
         if not total:
             return
         request = self._arrived(stream.traffic.service, stream.traffic.user, costs, total, stream)
-        passed = 0
         for name, count in there:
             machine = self._touched[name] = cluster.nodes[name]
-            passed += self._offer_alike(number, request, machine, count)
-        self._admitted(request, passed)
-        self._refused(request, total - passed)
+            self._offer_alike(number, request, machine, count)
 
     # At their own moments
 
@@ -156,22 +169,36 @@ class Load:
             costs = stream.constant_cost
             if costs is not None:
                 request = self._arrived(traffic.service, traffic.user, costs, count, stream)
-                passed = self._offer_alike(number, request, machine, count)
-                self._admitted(request, passed)
-                self._refused(request, count - passed)
+                self._offer_alike(number, request, machine, count)
             else:
-                self._offer_singly(stream, machine, count)
+                self._offer_singly(number, stream, machine, count)
             machine.attend(machine.now())
         self._plan_next(number, arrivals)
 
     # One request, or some that are alike
 
-    def _offer_alike(self, number: int, request: Offered, machine: Machine, count: int) -> int:
-        """How many of `count` requests pass that cost the same and end at once."""
+    def _offer_alike(
+        self,
+        number: int,
+        request: Offered,
+        machine: Machine,
+        count: int,
+        *,
+        can_wait: bool = True,
+        is_retry: bool = False,
+    ) -> int:
+        """Offer requests that cost the same and end at once; returns how many of them wait."""
         now = machine.now()
-        admitted: int = machine.process.offer(
-            now, request.service, request.user, request.costs, count
-        )
+        service, user, costs = request.service, request.user, request.costs
+        if self._can_wait:
+            admitted: int = machine.process.offer(
+                now, service, user, costs, count, can_wait=can_wait, is_retry=is_retry
+            )
+        else:
+            admitted = machine.process.offer(now, service, user, costs, count)
+        waits = admitted < 0
+        if waits:
+            admitted = ~admitted
         if admitted:
             tally = machine.tally
             for key, amount in self._keys[number]:
@@ -180,30 +207,123 @@ class Load:
             if audit is not None:
                 for cell, amount in self._cells[number]:
                     audit.admitted(machine, now, cell, amount, admitted)
-        return admitted
+            self._admitted(request, admitted)
+        if not waits:
+            self._refused(request, count - admitted, machine)
+            return 0
+        if not is_retry:
+            self._wait(machine, _Waiting(request, count - admitted, number, None))
+        return count - admitted
 
-    def _offer_singly(self, stream: Stream, machine: Machine, count: int) -> None:
+    def _offer_singly(self, number: int, stream: Stream, machine: Machine, count: int) -> None:
         """Requests whose cost is drawn, or that run for a while."""
         traffic = stream.traffic
-        service, user, duration = traffic.service, traffic.user, traffic.duration
         rng = self._world.traffic
-        now = machine.now()
         for _ in range(count):
             costs = {resource: cost.draw(rng) for resource, cost in traffic.cost.items()}
-            request = self._arrived(service, user, costs, 1, stream)
-            if machine.process.throttle(now, service, user) is not None:
-                self._refused(request, 1)
-                continue
-            if self._audit is not None:
-                self._audit.started(machine, now, service, user, costs)
-            self._admitted(request, 1)
-            if duration:
-                machine.later(duration, self._consume, machine, service, user, costs)
-            else:
-                self._consume(machine, service, user, costs)
+            request = self._arrived(traffic.service, traffic.user, costs, 1, stream)
+            self._offer_one(number, request, machine, traffic.duration)
 
-    def _consume(self, machine: Machine, service: str, user: str, costs: dict[str, float]) -> None:
-        machine.process.consume(machine.now(), service, user, costs)
+    def _offer_one(
+        self,
+        number: int,
+        request: Offered,
+        machine: Machine,
+        duration: float,
+        *,
+        can_wait: bool = True,
+        is_retry: bool = False,
+    ) -> bool:
+        """Offer a request whose cost is told when it ends; returns whether it waits."""
+        now = machine.now()
+        service, user, costs = request.service, request.user, dict(request.costs)
+        ticket = None
+        if self._cluster.can_wait:
+            ticket = Ticket()
+            refused = machine.process.throttle(
+                now,
+                service,
+                user,
+                can_wait=can_wait and self._can_wait,
+                is_retry=is_retry,
+                ticket=ticket,
+            )
+        else:
+            refused = machine.process.throttle(now, service, user)
+        if refused is False:
+            if not is_retry:
+                self._wait(machine, _Waiting(request, 1, number, duration))
+            return True
+        if refused is not None:
+            self._refused(request, 1, machine)
+            return False
+        if self._audit is not None:
+            self._audit.started(machine, now, service, user, costs)
+        self._admitted(request, 1)
+        if duration:
+            machine.later(duration, self._consume, machine, service, user, costs, ticket)
+        else:
+            self._consume(machine, service, user, costs, ticket)
+        return False
+
+    # Waiting for an answer
+
+    def _wait(self, machine: Machine, waiting: _Waiting) -> None:
+        self._waiting.setdefault(machine.name, []).append(waiting)
+        machine.on_heard = self._retry_all
+        seconds: float = machine.process.wait_seconds
+        machine.later(seconds, self._give_up, machine, waiting)
+
+    def _retry_all(self, machine: Machine) -> None:
+        """The node has heard something: those that wait try again, in the order of arrival."""
+        still = []
+        for waiting in self._waiting.get(machine.name, ()):
+            self._retry(machine, waiting, can_wait=True)
+            if waiting.count:
+                still.append(waiting)
+        self._waiting[machine.name] = still
+        if not still:
+            machine.on_heard = None
+
+    def _retry(self, machine: Machine, waiting: _Waiting, *, can_wait: bool) -> None:
+        if waiting.duration is None:
+            waiting.count = self._offer_alike(
+                waiting.number,
+                waiting.request,
+                machine,
+                waiting.count,
+                can_wait=can_wait,
+                is_retry=True,
+            )
+        else:
+            waiting.count = self._offer_one(
+                waiting.number,
+                waiting.request,
+                machine,
+                waiting.duration,
+                can_wait=can_wait,
+                is_retry=True,
+            )
+
+    def _give_up(self, machine: Machine, waiting: _Waiting) -> None:
+        """The time is over: a last try."""
+        if waiting.count:
+            self._waiting[machine.name].remove(waiting)
+            self._retry(machine, waiting, can_wait=False)
+            machine.attend(machine.now())
+
+    def _consume(
+        self,
+        machine: Machine,
+        service: str,
+        user: str,
+        costs: dict[str, float],
+        ticket: Ticket | None,
+    ) -> None:
+        if ticket is None:
+            machine.process.consume(machine.now(), service, user, costs)
+        else:
+            machine.process.consume(machine.now(), service, user, costs, ticket)
         if self._audit is not None:
             self._audit.consumed(machine, service, user, costs)
         tally = machine.tally
@@ -233,7 +353,8 @@ class Load:
             track.offered += count
         comparison = self.comparisons.get((service, user))
         if comparison is not None:
-            comparison.offered(now, costs, count)
+            expected = None if stream is None else stream.expected_cost
+            comparison.offered(now, costs, count, expected)
         return Offered(service, user, costs, now, is_counted)
 
     def _meet(self, service: str, user: str) -> Track:
@@ -255,7 +376,9 @@ class Load:
             if comparison is not None:
                 comparison.admitted(now, request.arrival, request.costs, count)
 
-    def _refused(self, request: Offered, count: int) -> None:
+    def _refused(self, request: Offered, count: int, machine: Machine) -> None:
+        if count and self._audit is not None:
+            self._audit.refused(machine, machine.now(), request.service, request.user)
         if request.is_counted:
             self.tracks[request.service, request.user].refused += count
 
@@ -288,4 +411,4 @@ class Load:
         if self._audit is not None and admitted:
             self._audit.admitted(machine, now, self._audit.cell(*key), amount, admitted)
         self._admitted(offered, admitted)
-        self._refused(offered, count - admitted)
+        self._refused(offered, count - admitted, machine)

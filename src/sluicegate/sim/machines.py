@@ -51,6 +51,7 @@ class Machine:
         "frozen",
         "life",
         "name",
+        "on_heard",
         "process",
         "tally",
     )
@@ -62,6 +63,7 @@ class Machine:
         self.process: Any = None  # what runs here; None: the machine is down
         self.frozen = False
         self.tally: dict[tuple[str, str, str], float] = {}  # consumed since its memory began
+        self.on_heard: Callable[[Machine], object] | None = None  # called after each message
         self.life = 0  # how many processes have run here
         self._world = world
         self._send = send
@@ -128,6 +130,8 @@ class Machine:
         answers = self._hear(now, source, message)
         if answers:
             self.send(answers)
+        if self.on_heard is not None:
+            self.on_heard(self)
         self.attend(now)
 
     def later(self, seconds: float, act: Callable[..., object], *arguments: Any) -> None:

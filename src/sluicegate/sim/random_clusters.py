@@ -34,8 +34,11 @@ __all__ = ["REGIMES", "Cluster", "Facts", "draw"]
 
 # In this order: a cluster belongs to the first that it fits.
 REGIMES = {
-    "long requests": "requests of 3 to 10 s, cost known at the end",
+    "rare, no wait": "nobody may wait, and a node has less than a request in 20 s",
+    "thin, no wait, small burst": "as below, with a burst of less than 5 s",
     "thin, no wait": "less than two requests per node and slot, nobody may wait",
+    "small bucket": "a bucket that holds less than three requests",
+    "long requests": "requests of 3 to 10 s, cost known at the end",
     "moving": "all traffic moves to other nodes",
     "hopping, on and off": "one node at a time, or bursts of traffic and silence",
     "several resources": "two to four resources",
@@ -51,6 +54,8 @@ _REQUESTS = 2000  # that a run aims at
 _PACKETS = 2500  # the most that come in a run, but for clusters of many nodes
 _SINGLE_REQUESTS = 3000  # the most that are simulated one by one
 _LEAST_SECONDS = 20.0
+_RARE_SECONDS = 20.0
+_MOST_WARM_UP = 60.0
 _ADMITTED = 60  # requests of the limit, so that one of them does not decide
 _LEAST_ADMITTED = 25  # the same for many nodes, whose slots take long to run
 _NODE_SLOTS = 3000
@@ -134,6 +139,8 @@ def draw(seed: int) -> Cluster:
     if has_tail or duration:
         most = min(most, _SINGLE_REQUESTS / (load * (warm_up + least)))
     limit = _log(rng, 0.1, most)
+    # Warm: most nodes have met the user.
+    warm_up = max(warm_up, math.ceil(min(_MOST_WARM_UP, 3.0 * nodes / (limit * load))))
     measured = math.ceil(max(least, _measured(limit, load, nodes)))
     seconds = warm_up + measured
     packets = max(_PACKETS / seconds, 4.0 * spread.busy_nodes)  # per second
@@ -142,7 +149,17 @@ def draw(seed: int) -> Cluster:
     per_node_slot = limit / spread.busy_nodes
     facts = Facts(
         seed=seed,
-        regime=_regime(duration, per_node_slot, wait, spread.name, resources, 2.0 * one_way),
+        regime=_regime(
+            duration=duration,
+            per_node_slot=per_node_slot,
+            load=load,
+            burst=burst,
+            held=limit * burst,
+            wait=wait,
+            spread=spread.name,
+            resources=resources,
+            round_trip=2.0 * one_way,
+        ),
         nodes=nodes,
         busy_nodes=spread.busy_nodes,
         per_node_slot=per_node_slot,
@@ -165,6 +182,7 @@ warm_up = {warm_up}
 nodes = {nodes}
 centrals = 1
 exact_arrivals = true
+wait = {str(wait).lower()}
 network = {{ delay = {_short(one_way - jitter)}, jitter = {jitter} }}
 
 [[limit]]
@@ -258,18 +276,26 @@ def _resources(
 
 
 def _regime(
+    *,
     duration: float,
     per_node_slot: float,
+    load: float,
+    burst: float,
+    held: float,
     wait: bool,
     spread: str,
     resources: int,
     round_trip: float,
 ) -> str:
     is_thin = per_node_slot < 2.0
+    if is_thin and not wait:
+        if per_node_slot * load < 1.0 / _RARE_SECONDS:
+            return "rare, no wait"
+        return "thin, no wait" if burst >= 5.0 else "thin, no wait, small burst"
+    if held < 3.0:
+        return "small bucket"
     if duration >= 3.0:
         return "long requests"
-    if is_thin and not wait:
-        return "thin, no wait"
     if spread == "moving":
         return "moving"
     if spread in ("hopping", "on and off"):

@@ -174,8 +174,8 @@ def table(rows: Sequence[Row]) -> str:
         f"{len(rows)} random clusters from seed {rows[0].facts.seed}, {requests:,} requests, "
         f"{seconds:.1f} s of a processor",
         "",
-        f"{'':20}{'':>5}{'shortfall':>11}{'':>30}  {'excess, requests':>18}",
-        f"{'regime':20}{'n':>5}{'median':>11}{'95th':>10}{'99th':>10}{'worst':>10}"
+        f"{'':28}{'':>5}{'shortfall':>11}{'':>30}  {'excess, requests':>18}",
+        f"{'regime':28}{'n':>5}{'median':>11}{'95th':>10}{'99th':>10}{'worst':>10}"
         f"  {'any':>8}{'worst':>10}",
     ]
     found = summaries(rows)
@@ -183,15 +183,15 @@ def table(rows: Sequence[Row]) -> str:
         shortfalls = (each.median, each.percentile_95, each.percentile_99, each.worst)
         texts = [figure("shortfall", value) for value in shortfalls]
         lines.append(
-            f"{each.regime:20}{each.count:>5}{texts[0]:>11}{texts[1]:>10}{texts[2]:>10}"
+            f"{each.regime:28}{each.count:>5}{texts[0]:>11}{texts[1]:>10}{texts[2]:>10}"
             f"{texts[3]:>10}  {each.with_excess:>8}{each.worst_excess:>10.3g}"
         )
     lines += ["", "the worst of each regime:"]
     for each in found:
-        lines.append(f"{each.regime:20}sluicegate simulate random --seed {each.worst_seed}")
+        lines.append(f"{each.regime:28}sluicegate simulate random --seed {each.worst_seed}")
         if each.worst_excess > 0.0 and each.worst_excess_seed != each.worst_seed:
             lines.append(
-                f"{'':20}sluicegate simulate random --seed {each.worst_excess_seed} (excess)"
+                f"{'':28}sluicegate simulate random --seed {each.worst_excess_seed} (excess)"
             )
     unrecorded = [str(row.facts.seed) for row in rows if row.unrecorded]
     if unrecorded:

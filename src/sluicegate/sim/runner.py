@@ -33,6 +33,7 @@ __all__ = ["Result", "Used", "run"]
 
 _QUIET_SLOTS = 10
 _PROGRESS_STEPS = 200
+_OFFERS_PER_STEP = 5  # of drawn traffic; one step of a replay is offered at once
 _ROUNDING = 1e-9
 
 Progress = Callable[[float], object]
@@ -139,7 +140,17 @@ class _Run:
             self._streams = [Stream(traffic, world.traffic) for traffic in scenario.traffic]
         self._step_seconds = scenario.slot_seconds / STEPS
         self._steps = round(scenario.seconds / self._step_seconds)
-        self._load = Load(self._cluster, self._streams, replay, self._audit, self._step_seconds)
+        offers_per_step = _OFFERS_PER_STEP if replay is None else 1
+        self._offer_seconds = self._step_seconds / offers_per_step
+        self._offers = self._steps * offers_per_step
+        self._load = Load(
+            self._cluster,
+            self._streams,
+            replay,
+            self._audit,
+            self._step_seconds,
+            self._offer_seconds,
+        )
         self._events: list[tuple[float, str]] = []
         self._progress = progress
         self._is_replay = replay is not None
@@ -151,7 +162,7 @@ class _Run:
             self._load.begin(scenario.seconds)
             self._tell_progress()
         else:
-            world.at(0.5 * self._step_seconds, self._step, 0)
+            world.at(0.5 * self._offer_seconds, self._offer, 0)
         world.run(scenario.seconds)
         cluster.recover()
         longest = max((stream.traffic.duration for stream in self._streams), default=0.0)
@@ -191,11 +202,11 @@ class _Run:
             used.append(Used(service, user, track.offered, track.refused, amounts))
         return sorted(used, key=lambda each: (-each.refused, -each.requests))
 
-    def _step(self, step: int) -> None:
-        self._load.offer(step)
-        if step + 1 < self._steps:
-            self._world.at((step + 1.5) * self._step_seconds, self._step, step + 1)
-        if self._progress is not None and step % _PROGRESS_STEPS == 0:
+    def _offer(self, number: int) -> None:
+        self._load.offer(number)
+        if number + 1 < self._offers:
+            self._world.at((number + 1.5) * self._offer_seconds, self._offer, number + 1)
+        if self._progress is not None and number % (_PROGRESS_STEPS * _OFFERS_PER_STEP) == 0:
             self._progress(self._world.now)
 
     def _tell_progress(self) -> None:
@@ -274,10 +285,11 @@ class _Run:
                 if any(rate_of(limits, *cell) is None for limits in limits_of_run):
                     continue  # while the user was free, nodes did not count them
                 consumed = sum(tally.get(cell, 0.0) for tally in cluster.tallies.values())
-                recorded = cluster.recorded(*cell)
-                gone = 0.0
                 if self._audit is not None:
+                    recorded = self._audit.recorded(cluster.leader, cell)
                     gone = self._audit.lost(cluster.leader, cell, down)
+                else:
+                    recorded, gone = cluster.recorded(*cell), 0.0
                 lost += gone
                 difference = consumed - gone - recorded
                 if abs(difference) <= _ROUNDING * consumed:

@@ -102,6 +102,7 @@ class Scenario:
     faults: tuple[Fault, ...]
     goals: dict[str, float]
     burst: bool  # whether over counts what a full bucket may let through at once
+    wait: bool = True  # a request may wait for an answer of the leader
     exact_arrivals: bool = False  # each request at its own moment, or those of a step together
     file: str = ""
     options: tuple[str, ...] = ()  # of the command, by which this differs from the file
@@ -202,6 +203,7 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
         table.wrong("centrals", 'names that no node has, nor "leader"')
     goals = table.table("goals")
     exact_arrivals = table.flag("exact_arrivals", False)
+    wait = table.flag("wait", True)
     scenario = Scenario(
         name=name,
         file=file,
@@ -220,6 +222,7 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
         clocks=_clocks(table.table("clocks"), known),
         faults=tuple(sorted(_faults(table, nodes, centrals, seconds), key=lambda fault: fault.at)),
         burst=goals.flag("burst", False),
+        wait=wait,
         exact_arrivals=exact_arrivals,
         goals={goal: goals.number(goal, most=_MOST_COST) for goal in GOALS if goal in goals},
     )

@@ -111,10 +111,14 @@ class Spread:
         return self.stay is None and len({weight for _, weight in self.weights}) <= 1
 
 
+_MOST_MEANS = 20.0
+
+
 @dataclass(slots=True, frozen=True)
 class Cost:
     """What a request takes of a resource: always `mean`; or, with a `tail`, whole numbers by a
-    Pareto distribution of that index: the nearer to 1, the heavier its tail."""
+    Pareto distribution of that index: the nearer to 1, the heavier its tail. No cost is above
+    twenty times the mean, or it alone would decide the figures of a run."""
 
     mean: float
     tail: float | None = None
@@ -123,7 +127,7 @@ class Cost:
         if self.tail is None:
             return self.mean
         drawn = rng.paretovariate(self.tail) * self.mean * (self.tail - 1) / self.tail
-        return float(max(1, round(drawn)))
+        return float(max(1, round(min(drawn, _MOST_MEANS * self.mean))))
 
 
 @dataclass(slots=True, frozen=True)
@@ -153,6 +157,7 @@ class Stream:
         self.constant_cost: dict[str, float] | None = None
         if not traffic.duration and all(cost.tail is None for cost in traffic.cost.values()):
             self.constant_cost = {name: cost.mean for name, cost in traffic.cost.items()}
+        self.expected_cost = {name: cost.mean for name, cost in traffic.cost.items()}
         self._dice = rng
         self._draw_many: Callable[[float, int], list[int]] = Poisson(rng).draw_many
         self._spread = traffic.spread

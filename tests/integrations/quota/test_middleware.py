@@ -26,6 +26,7 @@ from sluicegate.integrations.http.request import Request
 from sluicegate.integrations.quota import QuotaASGIMiddleware, QuotaWSGIMiddleware, add
 from sluicegate.integrations.quota.log_throttle import LogThrottle
 from sluicegate.quota.node.core.reporter import Reporter
+from tests.harness.answering_leader import AnsweringLeader, ClockWithEvents
 from tests.harness.waits import PATIENCE
 
 Totals = dict[str, dict[str, float]]
@@ -325,6 +326,9 @@ def test_lifespan_passes_untouched(node: Node) -> None:
         ({"resources": "requests"}, ValueError, "resources must be a list of some of"),
         ({"user": 7}, TypeError, "user must be a str or a function, got 7"),
         ({"user": "x user"}, ValueError, "a header name"),
+        ({"wait": -1}, ValueError, "wait must be finite and not below 0, or None, got -1"),
+        ({"wait": "1"}, TypeError, "wait must be a number of seconds, or None, got '1'"),
+        ({"wait": True}, TypeError, "wait must be a number of seconds, or None, got True"),
     ],
 )
 def test_a_middleware_that_makes_no_sense_is_refused(
@@ -404,8 +408,131 @@ def test_what_cannot_be_added_is_refused_where_it_is_added(
     assert consumed(node) == {"ann": {"requests": 1}}
 
 
+def expected_requests(request: Request) -> dict[str, float]:
+    return {"requests": 1.5 if request.path == "/long" else 0.25}
+
+
+def test_a_short_request_does_not_release_what_a_long_one_holds_under_wsgi(node: Node) -> None:
+    holds = []
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        if environ["PATH_INFO"] == "/long":
+            call_wsgi(middleware, PATH_INFO="/short")  # begins and ends meanwhile
+            holds.append(held(node))
+        start_response("200 OK", [])
+        return []
+
+    middleware = QuotaWSGIMiddleware(
+        app, node, service="front", user="x-user", expect=expected_requests
+    )
+    call_wsgi(middleware, PATH_INFO="/long")
+    assert holds == [1.5]
+    assert held(node) == 0.0
+
+
+def test_a_short_request_does_not_release_what_a_long_one_holds_under_asgi(node: Node) -> None:
+    holds = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/long":
+            await middleware({**scope, "path": "/short"}, receive, send)
+            holds.append(held(node))
+
+    middleware = QuotaASGIMiddleware(
+        app, node, service="front", user=lambda request: "ann", expect=expected_requests
+    )
+    scope = {"type": "http", "method": "GET", "path": "/long", "headers": []}
+    asyncio.run(middleware(scope, None, None))  # type: ignore[arg-type]
+    assert holds == [1.5]
+    assert held(node) == 0.0
+
+
+def test_what_is_added_after_the_end_of_a_request_releases_nothing_of_others(node: Node) -> None:
+    meters = []
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        meters.append(environ["sluicegate.quota"])
+        start_response("200 OK", [])
+        return []
+
+    call_wsgi(QuotaWSGIMiddleware(app, node, service="front", user="x-user"))
+    node.throttle("front", "ann", {"requests": 0.5})
+    meters[0].add("requests", 0.25)
+    assert held(node) == 0.5
+    assert consumed(node) == {"ann": {"requests": 1.25}}
+
+
 def test_outside_a_request_nothing_is_added() -> None:
     add("database_read", 3)
+
+
+# Waiting for the leader's answer
+
+
+@pytest.fixture
+def events() -> ClockWithEvents:
+    return ClockWithEvents(1000.0)
+
+
+@pytest.fixture
+def thin_node(events: ClockWithEvents, tmp_path: Path) -> Iterator[Node]:
+    made = Node(
+        "ws://c", node_id="web", services=["front"], shared=str(tmp_path / "thin"), clock=events
+    )
+    yield made
+    made.close()
+
+
+def call(kind: str, node: Node, **options: Any) -> int:
+    """One request to an application behind the middleware; its status."""
+    if kind == "asgi":
+        return starlette(node, **options).get("/").status_code
+
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        return [b"hello"]
+
+    options = {"service": "front", "user": "x-user"} | options
+    status, _, _ = call_wsgi(QuotaWSGIMiddleware(app, node, **options))
+    return int(status.split()[0])
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+@pytest.mark.parametrize(
+    ("delay", "options", "status", "waited"),
+    [
+        (0.02, {}, 200, (0.02, 0.03)),
+        (0.02, {"wait": None}, 200, (0.02, 0.03)),
+        (0.02, {"wait": 0.01}, 429, (0.01, 0.011)),
+        (0.02, {"wait": 0}, 429, (0.0, 0.0)),
+        (None, {}, 429, (0.07, 0.071)),
+    ],
+)
+def test_a_request_without_credit_waits_for_the_leaders_answer(
+    thin_node: Node,
+    events: ClockWithEvents,
+    kind: str,
+    delay: float | None,
+    options: dict[str, Any],
+    status: int,
+    waited: tuple[float, float],
+) -> None:
+    AnsweringLeader(thin_node, events, delay=delay).introduce("ann")
+    began = events.now()
+    assert call(kind, thin_node, **options) == status
+    least, most = waited
+    assert least <= round(events.now() - began, 6) <= most
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_who_is_over_the_limit_is_refused_at_once(
+    thin_node: Node, events: ClockWithEvents, kind: str
+) -> None:
+    AnsweringLeader(thin_node, events, delay=0.01, empty_seconds=5.0).introduce("ann")
+    assert call(kind, thin_node) == 429
+    began = events.now()
+    assert [call(kind, thin_node) for _ in range(20)] == [429] * 20
+    assert events.now() == began
 
 
 # WSGI

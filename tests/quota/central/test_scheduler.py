@@ -4,15 +4,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from sluicegate import ManualClock
-from sluicegate.quota import CentralState, Ledger
+from sluicegate.quota import CentralState, Entry, Ledger
 from sluicegate.quota.central.limit_sources import open_source
 from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.central.net.registry import ConnectionRegistry
 from sluicegate.quota.central.net.tokens import Tokens
 from sluicegate.quota.central.scheduler import Scheduler
-from sluicegate.quota.messages import Line, Report
+from sluicegate.quota.messages import Ask, Credit, Report, UserAsk
 from sluicegate.quota.wire import Bounds
-from tests.harness.central import LIMITS
 from tests.harness.waits import PATIENCE
 
 NODES = ("one", "two")
@@ -20,53 +19,48 @@ FIRST, LAST = 1000, 1005  # slots of a second
 
 
 class Story:
-    """A central that leads, and two nodes at three times the limit, up to LAST - 1."""
+    """A central that leads, and two classic nodes at three times the limit, up to LAST - 1."""
 
     def __init__(self) -> None:
+        limits = [Entry("front", "*", rates={"requests": 100.0}, burst_seconds=2.0)]
         self.clock = ManualClock(FIRST)
-        self.ledger = Ledger(LIMITS)
+        self.ledger = Ledger(limits)
         self.state = CentralState("c", self.ledger, now=FIRST, wall=FIRST)
         self.state.lead(FIRST, 1)
-        self._sequence = 0
-        self._consumed = dict.fromkeys(NODES, 0.0)
+        self._given: dict[tuple[str, int], float] = {}  # by node and slot
         for slot in range(FIRST, LAST):
             self.set(slot + 0.1)
-            self.report(50.0 if slot > FIRST + 1 else 0.0)
+            self.report()
             self.set(slot + 0.5)
             self.state.tick(self.clock.now())
-        source = open_source(LIMITS)
-        self.scheduler = Scheduler(
-            ConnectionRegistry(
-                self.state,
-                LimitsSync(source, self.ledger),
-                tokens=Tokens(),
-                max_connections=1,
-                bounds=Bounds(),
-                clock=self.clock.now,
-            ),
-            None,
-            lambda now: None,
+        source = open_source(limits)
+        self.registry = ConnectionRegistry(
+            self.state,
+            LimitsSync(source, self.ledger),
+            tokens=Tokens(),
+            max_connections=1,
+            bounds=Bounds(),
+            clock=self.clock.now,
         )
+        self.scheduler = Scheduler(self.registry, None, lambda now: None)
 
     def set(self, time: float) -> None:
         self.clock.advance(time - self.clock.now())
 
-    def report(self, amount: float, nodes: Sequence[str] = NODES) -> None:
-        """Nodes tell what was taken in the last slot; 100 were refused on each."""
-        self._sequence += 1
-        slot = self.state.slot(self.clock.now()) - 1
+    def report(self, nodes: Sequence[str] = NODES) -> None:
+        """Nodes took all they were given in the last slot; 100 were refused on each."""
+        slot = self.state.slot(self.clock.now())
+        refused = {"front": {"ann": {"requests": 100.0}}}
         for node in nodes:
-            self._consumed[node] += amount
-            consumed = self._consumed[node]
-            line = Line(consumed, 100 * self._sequence, int(consumed), 0.0, 0.0)
-            lines = {"front": {"ann": {"requests": line}}}
-            told = Report(node, 1, self._sequence, 1, 0, slot, 0.0, lines)
-            self.state.receive(self.clock.now(), told)
+            consumed = {"front": {"ann": {"requests": self._given.get((node, slot - 1), 0.0)}}}
+            self.ledger.book_classic(slot, node, slot, consumed, refused)
+            users = self.ledger.quota(slot, node)["front"].users
+            self._given[node, slot + 1] = users["ann"]["requests"].granted if users else 0.0
 
     def shares(self) -> list[float]:
-        """What was assigned for the slot after LAST."""
-        quotas = [self.ledger.quota(LAST, node)["front"].users for node in NODES]
-        return [users["ann"]["requests"].amount for users in quotas]
+        """What was assigned in LAST, for the slot after the next."""
+        quotas = [self.ledger.quota(LAST + 1, node)["front"].users for node in NODES]
+        return [users["ann"]["requests"].granted for users in quotas]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -85,12 +79,12 @@ def test_an_assignment_that_was_held_up_waits_for_the_reports_that_were_held_up_
         for node in NODES:
             await asyncio.sleep(0.05)  # it has every chance to assign too early
             assert story.ledger.assigned == LAST - 1
-            story.report(50.0, [node])
+            story.report([node])
         await until(lambda: story.ledger.assigned == LAST)
         await story.scheduler.stop()
 
     asyncio.run(play())
-    assert min(story.shares()) >= 40.0
+    assert min(story.shares()) >= 40.0, story.shares()
 
 
 def test_it_does_not_wait_for_long() -> None:
@@ -105,7 +99,7 @@ def test_it_does_not_wait_for_long() -> None:
         await story.scheduler.stop()
 
     asyncio.run(play())
-    assert sum(story.shares()) < 20.0  # two slots are promised and not reported
+    assert sum(story.shares()) < 80.0, story.shares()  # three slots are promised and not reported
 
 
 def test_in_time_it_waits_for_nobody() -> None:
@@ -117,6 +111,31 @@ def test_in_time_it_waits_for_nobody() -> None:
         await asyncio.sleep(0)
         story.set(LAST + 0.501)
         await until(lambda: story.ledger.assigned == LAST)
+        await story.scheduler.stop()
+
+    asyncio.run(play())
+
+
+def test_an_ask_that_must_wait_wakes_it_before_the_next_assignment() -> None:
+    story = Story()
+    registry, ledger = story.registry, story.ledger
+
+    def ask(sent: float, requests: int, used: float = 0.0) -> None:
+        credit = {"requests": Credit(used, 0.0, used, 1.0)}
+        users = {"front": {"bob": UserAsk(requests, credit)}}
+        registry.handle(story.clock.now(), Ask("own", 1, sent, users))
+
+    async def play() -> None:
+        story.set(LAST + 0.51)
+        registry.handle(story.clock.now(), Report("own", 1, 1, 1, 0, LAST - 1, 0.0, {}))
+        story.scheduler.start()
+        await until(lambda: ledger.assigned == LAST)
+        ask(1.0, 1_000_000)
+        granted = ledger.outstanding("front", "bob", "requests")
+        ask(2.0, 1_000_000, used=granted)
+        assert ledger.serve_due() < story.clock.now() + 0.1
+        story.set(LAST + 0.7)
+        await until(lambda: ledger.outstanding("front", "bob", "requests") > granted)
         await story.scheduler.stop()
 
     asyncio.run(play())

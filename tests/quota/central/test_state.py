@@ -1,10 +1,12 @@
 """A central without its sockets: whom it answers, when it assigns, whose clock it keeps."""
 
+import math
+
 import pytest
 
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.ledger.ledger import Ledger
-from sluicegate.quota.messages import Ack, Ask, Line, Quota, Report
+from sluicegate.quota.messages import Ack, Ask, Credit, Line, Quota, Report, UserAsk
 from tests.harness.spending_nodes import START, entry
 
 
@@ -18,6 +20,18 @@ def central(name: str = "c1", *, wall: float = float(START), epoch: int = 1) -> 
 
 def report(sequence: int, slot: int, *, since: int = 0, epoch: int = 1, **more: object) -> Report:
     return Report("n", 1, sequence, epoch, since, slot, 7.5, {}, **more)
+
+
+def ask(node: str, sent: float, requests: int, *, granted: float = 0.0, used: float = 0.0) -> Ask:
+    credit = {"r": Credit(granted, 0.0, used, 1.0)} if granted else {}
+    return Ask(node, 1, sent, {"front": {"u": UserAsk(requests, credit)}})
+
+
+def drain(state: CentralState, node: str) -> None:
+    """The node is granted all there is at 0.2 s, and uses it at once."""
+    ((_, quota),) = state.receive(0.2, ask(node, 0.2, 100_000))
+    granted = quota.services["front"].users["u"]["r"].granted
+    state.receive(0.2, ask(node, 0.21, 0, granted=granted, used=granted))
 
 
 def test_every_report_is_acknowledged_with_the_time_it_was_sent_and_the_time_it_is() -> None:
@@ -61,10 +75,12 @@ def test_a_standby_books_and_assigns_and_says_nothing() -> None:
     ]
     line = {"front": {"u": {"r": Line(30.0, 5, 30, 0.0, 0.0)}}}
     state.receive(1.1, report(2, START, since=1, epoch=4)._replace(lines=line))
-    assert state.receive(1.2, Ask("n", 1, START + 1, 0.0, {"front": ["u"]})) == []
+    assert state.receive(1.2, ask("n", 1.2, 5)) == []
+    assert state.due(1.2) == state.assignment_due(1.2)
     assert state.tick(1.7) == []
     assert state.ledger.recorded("front", "u", "r") == 30.0
-    assert state.ledger.outstanding("front", "u", "r") > 0.0  # promised in the shadow
+    shares = state.ledger.quota(START + 1, "n")["front"].users["u"]["r"]
+    assert shares.safe > 0.0  # assigned in the shadow
 
 
 def test_who_takes_over_tells_its_quotas_from_the_next_middle_on() -> None:
@@ -87,11 +103,43 @@ def test_an_epoch_is_never_used_twice() -> None:
 def test_an_ask_is_answered_at_once_and_amends() -> None:
     state = central()
     state.receive(0.1, report(1, START - 1))
-    answers = state.receive(0.7, Ask("n", 1, START, 0.0, {"front": ["u"]}))
-    assert [(quota.slot, quota.whole) for _, quota in answers] == [(START, False)]
-    state.tick(0.8)
-    answers = state.receive(0.9, Ask("n", 1, START, 0.0, {"front": ["v"]}))
-    assert [quota.slot for _, quota in answers] == [START, START + 1]
+    ((node, quota),) = state.receive(0.7, ask("n", 0.7, 30))
+    assert (node, quota.slot, quota.whole, quota.interval) == ("n", START, False, 0.05)
+    assert quota.services["front"].users["u"]["r"].granted == 30.0
+
+
+def test_those_that_wait_are_served_when_it_is_their_turn() -> None:
+    state = central()
+    for node in ("n", "m"):
+        state.receive(0.1, report(1, START - 1)._replace(node=node))
+    drain(state, "m")
+    ((_, quota),) = state.receive(0.2, ask("n", 0.2, 7))
+    assert quota.services["front"].hints["u"].wait == pytest.approx(0.0125, abs=1e-3)
+    due = state.due(0.2)
+    assert due == pytest.approx(0.2125, abs=1e-3)
+    assert due == state.serve_due() < state.assignment_due(0.2)
+    answers: list[tuple[str, Ack | Quota]] = []
+    while not answers and due < 0.3:
+        due = state.due(due)
+        answers += state.tick(due)
+    # Half of the refill is held for the other node, which was served just now.
+    assert due == pytest.approx(0.22, abs=2e-3)
+    ((node, quota),) = answers
+    assert node == "n"
+    assert quota.services["front"].users["u"]["r"].granted == 1.0
+    assert state.tick(due) == []
+
+
+def test_who_follows_serves_nobody_any_more() -> None:
+    state = central()
+    state.receive(0.1, report(1, START - 1))
+    drain(state, "n")
+    state.receive(0.2, ask("n", 0.3, 1000))
+    assert state.serve_due() < 1.0
+    state.follow(0.22, 2)
+    assert state.serve_due() == math.inf
+    state.lead(0.3, 3)
+    assert state.serve_due() == math.inf  # the node asks again
 
 
 @pytest.mark.parametrize("skew", [-3600.0, -2.0, 0.0, 2.0, 3600.0])
@@ -147,26 +195,3 @@ def test_its_repr_says_how_it_stands() -> None:
     assert repr(central(epoch=3)) == (
         "CentralState(c1, active, epoch=3, Ledger(services=['front'], nodes=0, cells=0))"
     )
-
-
-def test_after_a_standstill_nobody_is_told_of_a_slot_that_was_not_given_out_to_him() -> None:
-    """An ask has the slots up to now assigned, before those of the last assignment are all told."""
-    state = central()
-    nodes = ["n1", "n2", "n3"]
-    for sequence in (1, 2, 3):
-        now = sequence - 1.0
-        for node in nodes:
-            line = Line(10.0 * sequence, 0, 10 * sequence, 0.0, 0.0)
-            lines = {"front": {"ann": {"r": line}}}
-            told = Report(node, 1, sequence, 1, 0, START + sequence - 2, now, lines)
-            state.receive(now + 0.1, told)
-        if sequence < 3:
-            state.tick(now + 0.5)
-    told_first: list[tuple[str, Quota]] = []
-    while not told_first:
-        told_first = state.tick_some(2.5)
-    state.receive(4.1, Ask(told_first[0][0], 1, START + 4, 4.1, {"front": ["bob"]}))
-    late = []
-    while state.due(4.1) <= 4.1:
-        late += state.tick_some(4.1)
-    assert all(quota.services["front"].users for _, quota in late)

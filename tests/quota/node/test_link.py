@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from sluicegate.quota import CentralState, Ledger
-from sluicegate.quota.messages import Ack, Ask, Quota, Report
+from sluicegate.quota.messages import Ack, Ask, Quota, Report, UserAsk
 from sluicegate.quota.node.backoff import Backoff
 from sluicegate.quota.node.link import Link, LinkOptions
 from sluicegate.quota.wire import SUBPROTOCOL, CentralWire
@@ -107,7 +107,7 @@ def report(sequence: int, sent: float = 0.0) -> Report:
 
 
 def ask(user: str, sent: float) -> Ask:
-    return Ask("n", 1, 10, sent, {"front": [user]})
+    return Ask("n", 1, sent, {"front": {user: UserAsk(1, {})}})
 
 
 def test_messages_go_out_and_answers_come_in(peer: Peer) -> None:
@@ -126,17 +126,26 @@ def test_messages_go_out_and_answers_come_in(peer: Peer) -> None:
     asyncio.run(story())
 
 
-def test_of_what_waited_for_a_connection_the_newest_report_goes_out_as_of_now(peer: Peer) -> None:
+def test_of_what_waited_for_a_connection_the_newest_report_and_all_asks_go_out(
+    peer: Peer,
+) -> None:
     async def story() -> None:
         async with peer.listening() as url:
             link = make_link(url)
             link.send(report(1, sent=97.0))
             link.send(report(2, sent=98.0))
             link.send(ask("old", sent=98.0))  # more than a slot ago: made again since
-            link.send(ask("ann", sent=99.5))
+            waiting = [ask("ann", 99.5), ask("bob", 99.5), ask("cid", 99.75)]
+            for one in waiting:  # none stands for another
+                link.send(one)
             async with running(link):
-                await until(lambda: len(peer.heard) == 2)
-        assert peer.heard == [report(2, sent=100.0), ask("ann", sent=100.0)]
+                await until(lambda: len(peer.heard) == 4)
+        first, *asks = peer.heard
+        # The report tells when it is sent, for the clock. The totals of an ask are of the time at
+        # which it was made: if it seemed newer than the report, totals would seem to have fallen,
+        # and a central would take it that the node has forgotten the user, and book all again.
+        assert first == report(2, sent=100.0)
+        assert asks == waiting
 
     asyncio.run(story())
 
@@ -295,6 +304,31 @@ def test_a_redirect_is_not_followed_with_our_token(peer: Peer) -> None:
 
     with closing(Peer()) as elsewhere:
         asyncio.run(story(elsewhere))
+
+
+def test_the_end_of_each_connection_is_told_at_once(peer: Peer) -> None:
+    async def story() -> None:
+        ended: list[str] = []
+        link = Link(
+            "",
+            LinkOptions(None, 1.0, None),
+            now=lambda: 100.0,
+            receive=lambda central, message: None,
+            disconnected=ended.append,
+            backoff=Backoff(shortest=0.001, longest=0.02),
+        )
+        async with running(link):
+            for times in (1, 2):
+                async with peer.listening(peer.lead) as link.central:
+                    await until(lambda: link.status.is_connected)
+                    assert len(ended) == times - 1
+                # The server is gone. Attempts to connect fail from now on: they are no connections.
+                await until(lambda done=times: len(ended) == done)
+                await until(lambda done=link.status.failures: link.status.failures > done + 2)
+                assert ended[-1] == link.central
+                assert len(ended) == times
+
+    asyncio.run(story())
 
 
 def test_what_fails_in_the_receiver_is_told_and_tried_again(

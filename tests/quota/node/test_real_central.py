@@ -1,7 +1,9 @@
 """A node and the real central: tokens, TLS, two services' worth of messages over real sockets."""
 
+import contextlib
 import logging
 import subprocess
+import time
 from pathlib import Path
 
 import httpx
@@ -13,6 +15,7 @@ from tests.harness.waits import PATIENCE, wait_for
 
 NODE, ADMIN = "node-token-1", "admin-token-1"
 LIMITS = [Entry("front", "ann", rates={"requests": 50.0})]
+ONE = {"requests": 1.0}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,45 @@ def test_a_node_without_the_token_is_denied_and_says_so(token: str | None, tmp_p
         wait_for(lambda: node.status().centrals and node.status().centrals[0].last_error)
         assert "denied" in str(node.status().centrals[0].last_error)
         assert node.allows("front", "ann")  # the fallback holds
+
+
+def test_a_thin_user_passes_on_every_node_that_waits_for_the_leaders_answer(
+    tmp_path: Path,
+) -> None:
+    """Half of 3 requests per second, on one node after the other."""
+    rate, burst = 3.0, 10.0
+    thin = Entry("front", "ann", rates={"requests": rate}, burst_seconds=burst)
+    with contextlib.ExitStack() as stack:
+        central = stack.enter_context(Central([thin], listen="127.0.0.1:0"))
+        nodes = [
+            stack.enter_context(
+                Node(
+                    central.url,
+                    node_id=f"web-{i}",
+                    services=["front"],
+                    shared=str(tmp_path / f"{i}"),
+                )
+            )
+            for i in range(3)
+        ]
+        for node in nodes:
+            wait_for(lambda node=node: node._user_table.header.wait_seconds > 0.0)
+        passed, began = 0, time.monotonic()
+
+        def passes(node: Node) -> bool:
+            nonlocal passed
+            if not node.allows("front", "ann", ONE, wait=None):
+                return False  # the machine was busy, and the answer late
+            passed += 1
+            node.consume("front", "ann", ONE)
+            return True
+
+        for turn in range(4 * len(nodes)):
+            node = nodes[turn % len(nodes)]
+            wait_for(lambda node=node: passes(node), seen=lambda node=node: node.status())
+        for node in nodes:
+            wait_for(lambda node=node: node.status().users == {"front": {"fresh": 1}})
+        assert passed == 12 <= rate * (burst + time.monotonic() - began)
 
 
 def test_a_node_with_another_slot_length_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_waits_are_spread_over_their_second_half() -> None:
 
 
 def quota(slot: int, time: float, *, epoch: int = 1, whole: bool = True) -> Quota:
-    return Quota("c", epoch, 1, slot, time, 1, whole, {})
+    return Quota("c", epoch, 1, slot, time, 1, whole, 0.05, {})
 
 
 def test_a_quota_is_fresh_then_reused_then_safe_and_each_time_is_kept() -> None:
@@ -133,6 +133,8 @@ def test_prometheus_reads_the_metrics() -> None:
         epoch=3,
         quota_age=1,
         users={"front": {"fresh": 2, "newcomer": 1}},
+        waits=9,
+        waited_seconds=0.25,
         unacknowledged={"ws://a:1/": 4},
         centrals=(central,),
     )
@@ -150,6 +152,8 @@ def test_prometheus_reads_the_metrics() -> None:
     assert values["sluicegate_node_quota_state", "fresh"] == 0
     assert values["sluicegate_node_quota_state_seconds", "fresh"] == 4.0
     assert values["sluicegate_node_users", "front", "newcomer"] == 1
+    assert values["sluicegate_node_waits",] == 9
+    assert values["sluicegate_node_waited_seconds",] == 0.25
     assert values["sluicegate_node_connected", "ws://a:1/"] == 1
     assert values["sluicegate_node_connections", "ws://a:1/"] == 2
     assert values["sluicegate_node_bytes_sent", "ws://a:1/"] == 77

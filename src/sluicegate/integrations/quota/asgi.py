@@ -2,8 +2,9 @@
 
     app.add_middleware(QuotaASGIMiddleware, node=node, service="front", user="x-user")
 
-- A request of http and the handshake of a websocket begin only if the node lets them. A refused
-  one is answered as the limits' middleware does it: 429, or the websocket is not accepted.
+- A request of http and the handshake of a websocket begin only if the node lets them; one that
+  finds no credit waits for the leader's answer, while other requests go on. A refused one is
+  answered as the limits' middleware does it: 429, or the websocket is not accepted.
 - `scope["sluicegate.quota"]` is the request's `Meter`; `sluicegate.integrations.quota.add` finds
   it, too, in the task of the request and in threads and tasks it starts.
 - Bytes are counted as they pass; nothing is held back. Of a file that the server sends by its
@@ -50,7 +51,7 @@ class QuotaASGIMiddleware:
             return
         request = ScopeRequest(scope)
         try:
-            meter = self._gate.begin(request)
+            meter = await self._gate.begin_async(request)
         except Throttled as throttled:
             refusal = self._gate.refusal(throttled, request.method)
             if kind == "http":

@@ -3,10 +3,13 @@
 No framework, no I/O; `asgi.py` and `wsgi.py` are the shells.
 
     gate = QuotaGate(node, service="front", user="x-user")
-    meter = gate.begin(request)      Throttled, or the request may begin
-    meter.up += ...                  what the shell measures
-    meter.add("database_read", 3)    what the application knows
-    meter.finish()                   once, whatever became of the request
+    meter = gate.begin(request)              Throttled, or the request may begin
+    meter = await gate.begin_async(request)  the same in a task
+    meter.up += ...                          what the shell measures
+    meter.add("database_read", 3)            what the application knows
+    meter.finish()                           once, whatever became of the request
+
+A request that finds no credit waits for the leader's answer, as long as one takes or `wait` says.
 
 What is measured: `requests`, 1 for each; `traffic_up`, bytes of the request's body; and
 `traffic_down`, bytes of the answer's body. Header lines are not counted: servers add and drop
@@ -32,7 +35,8 @@ from sluicegate.integrations.http.policy import as_string, whole_seconds
 from sluicegate.integrations.http.request import Request
 from sluicegate.integrations.http.responses import PROBLEM, TITLE, Field, RefusalResponse
 from sluicegate.integrations.quota.log_throttle import LogThrottle
-from sluicegate.quota import Node, Throttled
+from sluicegate.quota import Node, Throttled, Ticket
+from sluicegate.quota.node.core.waiting import check_wait
 
 __all__ = [
     "MEASURED",
@@ -58,7 +62,10 @@ _MAX_NAME_BYTES = 200  # bytes of a name
 
 
 class Meter:
-    """What one request has cost so far. `up` and `down` are bytes of bodies."""
+    """What one request has cost so far. `up` and `down` are bytes of bodies.
+
+    `ticket` is what the request has reserved; None: nothing, as it passed without a decision.
+    """
 
     __slots__ = (
         "_added",
@@ -68,13 +75,14 @@ class Meter:
         "_measured",
         "down",
         "service",
+        "ticket",
         "up",
         "user",
     )
 
     def __init__(
         self,
-        consume: Callable[[str, str, Mapping[str, float]], None],
+        consume: Callable[[str, str, Mapping[str, float], Ticket | None], None],
         service: str,
         user: str | None,
         measured: tuple[bool, bool, bool],
@@ -84,6 +92,7 @@ class Meter:
         self.user = user
         self.up = 0
         self.down = 0
+        self.ticket: Ticket | None = None
         self._consume = consume
         self._measured = measured
         self._log_throttle = log_throttle
@@ -128,7 +137,7 @@ class Meter:
         if self.user is None:
             return
         try:
-            self._consume(self.service, self.user, amounts)
+            self._consume(self.service, self.user, amounts, self.ticket)
         except Exception as error:  # noqa: BLE001 (the answer is out already)
             self._log_throttle.log("cannot book a request", error)
 
@@ -157,6 +166,7 @@ class QuotaOptions(TypedDict, total=False):
     expect: Callable[[Request], Mapping[str, float] | None] | None
     body: QuotaBody | None
     on_refusal: Callable[[Request, Throttled], None] | None
+    wait: float | None
 
 
 class QuotaGate:
@@ -167,7 +177,8 @@ class QuotaGate:
     user, or None for one that is not limited. `resources`: which of the measured ones are booked.
     `expect`: a function of the request that tells what it will cost; without it the node takes
     the mean of the user's last requests. `body(throttled)` makes the content type and the body of
-    a refusal; `on_refusal(request, throttled)` is called for each.
+    a refusal; `on_refusal(request, throttled)` is called for each. `wait`: for how many seconds at
+    most a request waits for the leader's answer; None: as long as one takes; 0: none waits.
     """
 
     def __init__(
@@ -180,6 +191,7 @@ class QuotaGate:
         expect: Callable[[Request], Mapping[str, float] | None] | None = None,
         body: QuotaBody | None = None,
         on_refusal: Callable[[Request, Throttled], None] | None = None,
+        wait: float | None = None,
     ) -> None:
         if isinstance(service, str) and service not in node.services:
             raise ValueError(
@@ -202,12 +214,38 @@ class QuotaGate:
         self._body = body or throttled_problem
         self._on_refusal = on_refusal
         self._services = node.services
+        self._wait = check_wait(wait)
         self._throttle = node.throttle
+        self._throttle_async = node.throttle_async
         self._consume = node.consume
         self._log_throttle = LogThrottle()
 
     def begin(self, request: Request) -> Meter:
         """The meter of a request that may begin; Throttled of one that may not."""
+        meter, expect = self._identify(request)
+        if meter.user is not None:
+            try:
+                meter.ticket = self._throttle(
+                    meter.service, meter.user, expect, wait=self._wait, ticket=True
+                )
+            except Exception as error:  # noqa: BLE001 (see `_fail`)
+                self._fail(request, error)
+        return meter
+
+    async def begin_async(self, request: Request) -> Meter:
+        """As `begin`; waits without blocking the event loop."""
+        meter, expect = self._identify(request)
+        if meter.user is not None:
+            try:
+                meter.ticket = await self._throttle_async(
+                    meter.service, meter.user, expect, wait=self._wait, ticket=True
+                )
+            except Exception as error:  # noqa: BLE001 (see `_fail`)
+                self._fail(request, error)
+        return meter
+
+    def _identify(self, request: Request) -> tuple[Meter, Mapping[str, float] | None]:
+        """The meter of a request, without a user if it is not limited, and its expected cost."""
         service = self._service
         if service is None:
             assert self._find_service is not None
@@ -217,21 +255,27 @@ class QuotaGate:
                 known = list(self._services)
                 wrong = ValueError(f"service must be one of {known}, got {service!r}")
                 self._log_throttle.log("request not counted", wrong)
-                return Meter(self._consume, service, None, self._measured, self._log_throttle)
+                return self._meter(service, None), None
         user = self._find_user(request)
+        expect = None
         if user is not None:
             if not (isinstance(user, str) and user.isascii() and 0 < len(user) <= _MAX_NAME_BYTES):
                 user = _name(user)
-            expect = None if self._expect is None else self._expect(request)
-            try:
-                self._throttle(service, user, expect)
-            except Throttled as throttled:
-                if self._on_refusal is not None:
-                    self._on_refusal(request, throttled)
-                raise
-            except Exception as error:  # noqa: BLE001 (whatever it is, the service goes on)
-                self._log_throttle.log("request admitted without a decision", error)
+            if self._expect is not None:
+                expect = self._expect(request)
+        return self._meter(service, user), expect
+
+    def _meter(self, service: str, user: str | None) -> Meter:
         return Meter(self._consume, service, user, self._measured, self._log_throttle)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """Raise a refusal again. Whatever else it is, the service goes on."""
+        if not isinstance(error, Throttled):
+            self._log_throttle.log("request admitted without a decision", error)
+            return
+        if self._on_refusal is not None:
+            self._on_refusal(request, error)
+        raise error
 
     def refusal(self, throttled: Throttled, method: str) -> RefusalResponse:
         """The answer to a request that was refused. HEAD has no body, but its length."""

@@ -2,6 +2,7 @@
 
     app.wsgi_app = QuotaWSGIMiddleware(app.wsgi_app, node, service="front", user="x-user")
 
+- A request that finds no credit waits for the leader's answer, in its thread.
 - `environ["sluicegate.quota"]` is the request's `Meter`; `sluicegate.integrations.quota.add` finds
   it, too, in the thread of the request, while the application runs and while its answer is made.
 - Bytes are counted as they pass: read from `wsgi.input`, and of the pieces of the answer. So a

@@ -1,15 +1,16 @@
 """`Scheduler`: the periodic tasks of a central.
 
     in the middle of a slot   assign, send the quotas, record the metrics of the slot before
+    when it is their turn     grant credit to nodes that wait for it: a timer, which an ask may set
     after that, if it is due  write the state: the snapshot at once, the file in a thread
     once a second             check the liveness of connections
     once a second             read the limits source; it may be slow, or hang: nothing else waits
                               for it
 
 If the machine was paused until after the middle of a slot, its nodes may have been paused as well,
-with their reports unsent. Amounts that are promised and not reported yet are missing in an
-assignment: made at once, it would leave nothing for anybody in the next slot. So after a pause the
-assignment waits a moment for the reports of the slot before.
+with their reports unsent. Amounts that are promised to classic nodes and not reported yet are
+missing in an assignment: made at once, it would leave nothing for them in the next slot. So after a
+pause the assignment waits a moment for the reports of the slot before.
 
 Copying a large ledger for a snapshot blocks the loop for a while (0.08 s for a million cells; the
 rest is done in a thread). It happens right after an assignment, when few nodes wait for an answer,
@@ -18,6 +19,7 @@ and the longer it takes, the less often: at most 1 % of the time, and every 10 s
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -54,14 +56,20 @@ class Scheduler:
         self._next_state = registry.now() + _STATE_SECONDS
         self._writing: asyncio.Task[bool] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._serve_timer: asyncio.TimerHandle | None = None
+        self._serve_at = math.inf  # when the timer fires
         if state_file is not None:
             registry.metrics.state_file_opened()
 
     def start(self) -> None:
         for run in (self._run_slots, self._run_liveness_checks, self._run_limits_sync):
             self._tasks.append(asyncio.create_task(run()))
+        self._registry.asked = self._set_serve_timer
 
     async def stop(self) -> None:
+        self._registry.asked = None
+        if self._serve_timer is not None:
+            self._serve_timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -74,22 +82,45 @@ class Scheduler:
         Returns False if it could not be written.
         """
         now = self._registry.now()
-        if self._registry.state.due(now) <= now:
+        if self._registry.state.assignment_due(now) <= now:
             self._registry.state.tick(now)
         if self._state_file is None:
             return True
         return await self._write(self._state_file, self._registry.state.ledger.begin_snapshot())
 
+    def _set_serve_timer(self) -> None:
+        """Wake when the next node that waits is to be served; an ask may have made that earlier."""
+        due = self._registry.state.serve_due()
+        if self._serve_timer is not None and not due < self._serve_at:
+            return  # it fires first, and sets the next one
+        if self._serve_timer is not None:
+            self._serve_timer.cancel()
+        self._serve_timer = None
+        self._serve_at = due
+        if due < math.inf:
+            delay = max(0.0, due - self._registry.now())
+            self._serve_timer = asyncio.get_running_loop().call_later(delay, self._serve)
+
+    def _serve(self) -> None:
+        self._serve_timer = None
+        self._serve_at = math.inf
+        try:
+            self._registry.deliver(self._registry.state.serve(self._registry.now()))
+        except Exception:
+            _logger.exception("granting failed; nodes that wait ask again")
+            self._registry.state.ledger.drop_asks()
+        self._set_serve_timer()
+
     async def _run_slots(self) -> None:
         registry = self._registry
         while True:
             now = registry.now()
-            due = registry.state.due(now)
+            due = registry.state.assignment_due(now)
             await asyncio.sleep(max(0.0, due - now))
             if registry.now() - due > _LATE * registry.state.ledger.slot_seconds:
                 await self._wait_for_reports()
             begun = registry.now()
-            if begun < registry.state.due(begun):
+            if begun < registry.state.assignment_due(begun):
                 continue  # the timer was early
             try:
                 await self._assign(begun)
@@ -115,7 +146,7 @@ class Scheduler:
         registry = self._registry
         worked = 0.0
         at = registry.now()
-        while registry.state.due(begun) <= begun:
+        while registry.state.assignment_due(begun) <= begun:
             registry.deliver(registry.state.tick_some(begun))
             if registry.now() - at > _TURN_SECONDS:
                 worked += registry.now() - at

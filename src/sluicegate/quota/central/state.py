@@ -1,9 +1,9 @@
 """`CentralState`: a central without its sockets, its ledger, leadership and clock.
 
 Every central books every report and acknowledges it, and every central assigns in the middle
-of each slot. Only the leader sends its quotas. The others do the same work in the shadow, so that
-their promises are near enough those of the leader, and the one that takes over goes on where the
-leader stopped.
+of each slot. Only the leader answers asks, serves those that wait, and sends quotas. The others
+book the same totals of what is granted, used and returned, so the one that takes over goes on where
+the leader stopped; nodes that were waiting ask again.
 
 The slots are those of the leader's clock. A central that does not lead follows them: a report
 of slot n is sent when slot n + 1 has begun, so of a node's reports the fastest one is the best
@@ -57,10 +57,18 @@ class CentralState:
 
     def due(self, now: float) -> float:
         """When `tick` has something to do next."""
+        return min(self.assignment_due(now), self.serve_due())
+
+    def assignment_due(self, now: float) -> float:
+        """When the next assignment is due, or the rest of the one under way."""
         if self._is_ticking:
             return now
         middle = (self._assigned + 1 + _ASSIGN_AT) * self.ledger.slot_seconds
         return middle - self._offset
+
+    def serve_due(self) -> float:
+        """When those that wait for credit are to be served; infinite: nobody waits for us."""
+        return self.ledger.serve_due() - self._offset if self.leads else math.inf
 
     def _follow_clock(self, now: float, node: str, slot: int) -> None:
         samples = self._samples.pop(node, None) or deque(maxlen=_CLOCK_SAMPLES)
@@ -92,6 +100,7 @@ class CentralState:
         self.epoch = max(self.epoch, epoch or 0)
         self._samples.clear()
         self._latest.clear()
+        self.ledger.drop_asks()
 
     # Messages
 
@@ -116,22 +125,30 @@ class CentralState:
         answer: list[tuple[str, Ack | Quota]] = [(message.node, ack)]
         has_shares = was_live or message.epoch >= 0
         if self.leads and not has_shares and self.ledger.is_live(message.node, slot):
-            # A new node must not wait for the next assignment: it gets the shares of newcomers
-            # now, and can ask for the rest. One that has heard a leader has safe shares.
+            # A new node must not wait for the next assignment: it is told now who leads, and what
+            # newcomers have, and can ask for the rest. One that has heard a leader has safe shares.
             answer.append((message.node, self._quota(now, slot, message.node)))
         return answer
 
     def _answer_ask(self, now: float, ask: Ask) -> list[tuple[str, Ack | Quota]]:
         if not self.leads:
             return []
-        answer = self.ledger.ask(self.slot(now), ask)
-        return [
-            (ask.node, self._make_quota(now, slot, services, whole=False))
-            for slot, services in sorted(answer.items())
-        ]
+        return [*self._amendments(now, self.ledger.ask(self.time(now), ask))]
+
+    def _amendments(
+        self, now: float, answers: dict[str, dict[str, ServiceQuota]]
+    ) -> Iterator[tuple[str, Quota]]:
+        for node, services in answers.items():
+            yield node, self._make_quota(now, self.slot(now), services, whole=False)
+
+    def serve(self, now: float) -> list[tuple[str, Quota]]:
+        """Grant credit to those that wait and whose turn it is; returns what to send."""
+        if self.serve_due() > now:
+            return []
+        return [*self._amendments(now, self.ledger.serve(self.time(now)))]
 
     def tick(self, now: float) -> list[tuple[str, Quota]]:
-        """Assign at the middle of a slot; returns the quotas to send."""
+        """Serve those that wait, and assign at the middle of a slot; returns the quotas to send."""
         quotas = self.tick_some(now)
         while self._is_ticking:
             quotas.extend(self.tick_some(now))
@@ -142,6 +159,9 @@ class CentralState:
 
         Then `due` is at once, for the rest of it. Messages may be received between two calls.
         """
+        return [*self.serve(now), *self._assign_some(now)]
+
+    def _assign_some(self, now: float) -> list[tuple[str, Quota]]:
         if not self._is_ticking:
             slot = math.floor(self.time(now) / self.ledger.slot_seconds - _ASSIGN_AT)
             if slot <= self._assigned:
@@ -155,12 +175,10 @@ class CentralState:
                 return []
             self._assignment_steps = None
             self._unsent = self.ledger.live_nodes(self._assigned)[::-1]
-        if not self.leads or self.ledger.assigned != self._assigned:
-            # After a pause, an ask has had the next slot assigned already: that will be sent.
+        if not self.leads:
             self._unsent = []
         if not self._unsent:
             return []
-        # One at a time: a quota that waits to be sent would be outdated by an ask meanwhile.
         node = self._unsent.pop()
         return [(node, self._quota(now, self._assigned + 1, node))]
 
@@ -182,5 +200,6 @@ class CentralState:
             self.time(now),
             self.ledger.nodes(self.slot(now)),
             whole,
+            self.ledger.interval,
             services,
         )

@@ -1,40 +1,43 @@
 """A bucket, its node cells, and the functions that need no more than one of them.
 
 A `Bucket` belongs to one user and resource, a `NodeCell` to one bucket on one node. Amounts are in
-the resource's unit. A cell stores a slot as its offset from the service ledger's first slot,
-beginning with 1, so that it fits into an int; 0 is never.
+the resource's unit, times in slots. A cell stores a slot as its offset from the service ledger's
+first slot, beginning with 1, so that it fits into an int; 0 is never.
+
+Our own nodes live on credit (`_credit.pxd`); classic nodes on what they are promised for a slot.
 """
 
 from libc.math cimport INFINITY, floor
-
-from sluicegate.quota.packed._report_lines cimport PackedLine
 
 cdef extern from *:
     """
     /* Shares of fewer requests than this are given in whole requests. */
     #define WHOLE_REQUESTS 256
-    /* Beside its burst, a bucket may hold one request and what comes in while a promise that
-       was not used is on its way back. */
+    /* With classic nodes: beside its burst, a bucket may hold one request and what comes in while a
+       promise that was not used is on its way back. */
     #define ROUND_TRIP_SLOTS 3
     /* A cell that no report has mentioned for this many slots is forgotten. */
     #define FORGET_SLOTS 60
-    /* During warm-up no node gets more than this multiple of what it consumed before. */
-    #define MAX_GROWTH 1.1
     /* Nodes may report on the time before a bucket was created for this many slots. */
     #define LATE_REPORT_SLOTS 10
+    /* A node is active for a user for this many milliseconds after the last sign of traffic. */
+    #define ACTIVE_MS 5000
     /* Sums of fractions may fall short of a whole by this much. */
     #define SLACK 1e-5
     """
     const int LATE_REPORT_SLOTS
-    const int ROUND_TRIP_SLOTS, FORGET_SLOTS
-    const double WHOLE_REQUESTS, SLACK, MAX_GROWTH
+    const int ROUND_TRIP_SLOTS, FORGET_SLOTS, ACTIVE_MS
+    const double WHOLE_REQUESTS, SLACK
 
 cdef struct NodeCell:
     double consumed  # the node's total, as far as it is booked
-    unsigned int rejected, requests  # likewise
-    float promised[4]  # for the slots the node has not reported yet, at slot % 4
+    double granted  # the total of all grants: never below returned + used
+    double returned  # of it, what the node has given back
+    double used  # as the node has told last: consumed, and reserved by running requests
+    unsigned int rejected, requests  # the node's totals, as far as they are booked
+    float promised[4]  # to a classic node, for the slots it has not reported yet, at slot % 4
     float demand  # per slot, smoothed; infinite: not known yet
-    float held  # what running requests are expected to consume
+    float held  # what running requests are expected to consume, by the last report
     float carry  # the fraction, in requests, that shares have fallen short of
     float safe  # the share of a slot in which the node is on its own
     float last_consumed, last_rejected  # in the last report that had any
@@ -43,22 +46,36 @@ cdef struct NodeCell:
     int promised_until  # the last slot for which something is promised (from 1 on)
     float lapsed  # what was promised by a clock that has gone back since, until it reports
     unsigned int sequence  # of the last report with a line of this cell; 0: none yet
-    int last_ask  # the slot in which the node last asked for a share (from 1 on)
+    float uncovered  # what it has used beyond its grants, until that is booked
+    int last_ask  # the slot of the last ask with this cell (from 1 on); 0: none yet
+    unsigned int active_ms  # when the node last told of traffic: milliseconds, modulo 2**32
+    unsigned int granted_ms  # when it was last granted something
 
 cdef struct Bucket:
     double level  # what may be spent, after all that is booked; below 0: debt
     double rate  # refill per slot; below 0: no limit
     double capacity
-    double held  # by running requests, at the last assignment
+    double time  # up to which it is refilled, in slots
+    double outstanding  # the credit of all own nodes that is not booked yet
+    double unbooked  # the part of it that they have told to be used: as good as spent
+    double reserved  # promised to classic nodes, and the safe shares of autonomous ones beyond their credit
+    double silent  # what nodes hold that are not heard, used or not: as good as spent
+    double spare  # what it may hold beyond its capacity while credit is out
+    double autonomous  # what they are assumed to spend per slot of their safe shares, in `reserved` and `silent`
+    double kept  # for nodes that a ledger without books does not know yet: they may have spent it
     double overflowed  # refill that exceeded the ceiling while a report was still outstanding
     double recorded  # all that was ever booked
     double cost  # the mean cost of a request; 0: not known
-    long long slot  # up to which it is refilled
     long long overflowed_slot  # of the last overflow; for one before creation, until when it counts
-    long long created_slot  # the bucket counts as full before this slot
-    double overflowed_before_creation  # the refill before `created_slot` that reports were set against
+    double filled_since  # the level has the refill since this slot began, and that of one more; full before it
+    double overflowed_before_creation  # the refill before `filled_since` that reports were set against
     NodeCell *cells  # sorted by node number
     int count, room
+    int active  # nodes that have told of traffic lately
+    int classic  # cells of classic nodes
+    double promised[2]  # to classic nodes that are heard, for the two slots after `promised_slot`
+    long long promised_slot  # the slot of the last assignment
+    double postponed  # of `reserved`, what the refill to come will pay for
 
 
 cdef inline int position_of(Bucket *bucket, int node) noexcept nogil:
@@ -78,29 +95,81 @@ cdef inline double cost_of_request(Bucket *bucket) noexcept nogil:
     return bucket.cost if bucket.cost > 0.0 else 1.0
 
 
-cdef inline double ceiling_of(Bucket *bucket) noexcept nogil:
-    """The most a bucket can hold: its capacity, but enough for a slot and for one request.
+cdef inline double capacity_of(Bucket *bucket) noexcept nogil:
+    """The most that can be available of a bucket.
 
-    A limit of less than a request per slot goes on filling for a while beside the one it holds.
+    For classic nodes, whose shares are of whole slots, it is enough for a slot and for one request; a
+    limit of less than a request per slot goes on filling for a while beside the one it holds.
     """
-    cdef double request = cost_of_request(bucket)
+    cdef double request
     if bucket.rate <= 0.0:
         return 0.0
+    if bucket.classic == 0:
+        return bucket.capacity
+    request = cost_of_request(bucket)
     return max(bucket.capacity, max(bucket.rate, request + min(ROUND_TRIP_SLOTS * bucket.rate, request)))
 
 
-cdef inline void refill(Bucket *bucket, long long slot) noexcept nogil:
-    """Bring the level up to a slot. What running requests hold is as good as spent: not full yet."""
-    cdef double ceiling, refilled
-    if slot > bucket.slot:
-        ceiling = ceiling_of(bucket) + bucket.held
-        refilled = bucket.level + bucket.rate * (slot - bucket.slot)
-        if refilled > ceiling:
-            bucket.overflowed += refilled - ceiling
-            bucket.overflowed_slot = max(bucket.overflowed_slot, slot)
-            refilled = ceiling
-        bucket.level = refilled
-        bucket.slot = slot
+cdef inline double spare_for_credit(Bucket *bucket) noexcept nogil:
+    """What a bucket may hold beyond its capacity, of the credit that is out and not used."""
+    cdef double unused = max(0.0, bucket.outstanding - bucket.unbooked)
+    return min(unused, bucket.spare)
+
+
+cdef inline double full_level_of(Bucket *bucket) noexcept nogil:
+    """The level of a bucket that is full. What is used and not booked is as good as spent."""
+    return capacity_of(bucket) + bucket.unbooked + bucket.silent + bucket.kept
+
+
+cdef inline double ceiling_of(Bucket *bucket) noexcept nogil:
+    """The level up to which a bucket is refilled."""
+    return full_level_of(bucket) + spare_for_credit(bucket)
+
+
+cdef inline double promised_in(const Bucket *bucket, long long slot) noexcept nogil:
+    """What is promised to classic nodes for a slot that is still to come."""
+    if bucket.promised_slot < slot <= bucket.promised_slot + 2:
+        return bucket.promised[slot - bucket.promised_slot - 1]
+    return 0.0
+
+
+cdef inline void postpone_promises(Bucket *bucket, double time) noexcept nogil:
+    """Find how much of what is promised need not be there yet, where our own nodes have cells too.
+
+    A promise is paid for by the refill of the slot before it, evenly; only what is more than that is put
+    aside when it is made. So our own nodes get their part of the refill at any time.
+    """
+    cdef long long slot = <long long> floor(time)
+    bucket.postponed = 0.0
+    if bucket.classic < bucket.count:
+        bucket.postponed = min(bucket.rate, promised_in(bucket, slot + 2))
+        bucket.postponed += min(bucket.rate, promised_in(bucket, slot + 1)) * (slot + 1 - time)
+
+
+cdef inline void _clip(Bucket *bucket, double most) noexcept nogil:
+    if bucket.level > most:
+        bucket.overflowed += bucket.level - most
+        bucket.overflowed_slot = max(bucket.overflowed_slot, <long long> bucket.time)
+        bucket.level = most
+
+
+cdef inline void spill(Bucket *bucket) noexcept nogil:
+    """Drop what a bucket cannot hold any more. What was given back just now stays: others may wait for it."""
+    _clip(bucket, full_level_of(bucket) + bucket.spare)
+
+
+cdef inline void refill(Bucket *bucket, double time) noexcept nogil:
+    """Bring the level up to a time."""
+    cdef double spent, before = bucket.level
+    if time > bucket.time:
+        if bucket.classic:
+            postpone_promises(bucket, time)
+        spent = bucket.autonomous * (time - bucket.time)
+        bucket.reserved += spent
+        bucket.silent += spent
+        bucket.level += bucket.rate * (time - bucket.time)
+        bucket.time = time
+        _clip(bucket, max(ceiling_of(bucket), min(before, full_level_of(bucket) + bucket.spare)))
 
 
 cdef inline double promised_after(NodeCell *cell, long long first, long long reported) noexcept nogil:
@@ -121,130 +190,3 @@ cdef inline void promise(NodeCell *cell, long long first, long long slot, float 
         left_out += 1
     cell.promised[slot & 3] = amount
     cell.promised_until = <int> (slot - first + 1)
-
-
-cdef inline bint is_reported(Bucket *bucket) noexcept nogil:
-    """Whether any node has reported on it yet."""
-    cdef int i
-    for i in range(bucket.count):
-        if bucket.cells[i].last_report:
-            return True
-    return False
-
-
-cdef inline double part_for_asker(
-    double available, double rate, double request, int nodes, bint is_scarce
-) noexcept nogil:
-    """What a node that asks gets of what is free: up to a slot's refill, or half of more.
-
-    Where that would be all there is, and the user may be about to come to all `nodes`, it is half, or
-    an even part.
-    """
-    cdef double amount
-    if available <= 0.0:
-        return 0.0
-    if is_scarce:
-        amount = min(available, max(rate / nodes, 0.5 * available))
-    else:
-        amount = min(available, max(rate, 0.5 * available))
-    if amount < request:
-        return request if available >= request * (1.0 - SLACK) else 0.0
-    if amount < WHOLE_REQUESTS * request:
-        amount = request * floor(amount / request + SLACK)
-    return amount
-
-
-cdef struct ReportContext:  # what all lines of a report have in common
-    long long slot
-    int slot_offset  # the slot as a cell stores it
-    int slots  # that it covers
-    unsigned int sequence, since
-    bint is_known  # the report before it is booked
-    bint is_new_boot  # an earlier boot of the node is known
-    bint is_handed_over  # the first report of a node that has reported to another leader before
-
-cdef struct Delta:  # what a line adds to the totals of its cell
-    double consumed
-    unsigned int rejected, requests
-
-
-cdef inline void apply_delta(
-    const ReportContext *context, Bucket *bucket, NodeCell *cell, const Delta *delta, double held
-) noexcept nogil:
-    """Update the mean cost, the demand and the refill of a bucket by what a node consumed."""
-    cdef double cost, demand, distance, recovered, request, before_creation, new = delta.consumed
-    cdef int older
-    cell.last_report = max(cell.last_report, context.slot_offset)
-    if delta.requests and new > 0.0:
-        cost = new / delta.requests
-        if bucket.cost == 0.0:
-            bucket.cost = cost
-        elif cost != bucket.cost:
-            bucket.cost += (cost - bucket.cost) * delta.requests / (delta.requests + 32.0)
-    request = cost_of_request(bucket)
-    demand = new + max(0.0, held - cell.held) + delta.rejected * request
-    if context.slots > 1:
-        demand /= context.slots
-    if delta.rejected and bucket.cost == 0.0:
-        # Refusals of unknown cost: the node wants more than it had, say as much again.
-        demand += new / context.slots
-    cell.held = <float> held
-    # Within chance the mean is the better estimate; a jump beyond it is believed at once. A fall
-    # is taken to go on: traffic that left within the slot has left by the time of the quota.
-    distance = demand - cell.demand
-    if demand == 0.0 or cell.demand == <float> INFINITY:
-        cell.demand = <float> demand
-    elif distance * distance <= 9.0 * request * max(demand, <double> cell.demand):
-        cell.demand += <float> (0.3 * distance)
-    elif distance > 0.0:
-        cell.demand = <float> demand
-    else:
-        cell.demand = <float> max(0.1 * demand, demand + distance)
-    if bucket.rate >= 0.0:
-        refill(bucket, context.slot)
-    if context.slots > 1 and bucket.rate > 0.0:
-        # Before the bucket was created it was full, or its state is lost: nodes consumed their shares,
-        # which the refill of that time has covered.
-        before_creation = bucket.rate * (bucket.created_slot - 1 - (context.slot - context.slots))
-        if before_creation > bucket.overflowed_before_creation:
-            bucket.overflowed += before_creation - bucket.overflowed_before_creation
-            bucket.overflowed_before_creation = before_creation
-            bucket.overflowed_slot = max(bucket.overflowed_slot, context.slot + LATE_REPORT_SLOTS)
-    # All but the last slot of it is old; and that too, if the bucket has had a later refill.
-    older = context.slots - 1 + (bucket.slot > context.slot)
-    if older > 0 and bucket.rate > 0.0 and bucket.overflowed_slot > context.slot - context.slots:
-        # The older part was consumed while the refill that should have covered it overflowed.
-        recovered = min(bucket.overflowed, new * older / context.slots)
-        recovered = min(recovered, bucket.rate * (context.slots - 1 + bucket.slot - context.slot))
-        bucket.overflowed -= recovered
-        bucket.level += recovered
-    if new > 0.0 or delta.rejected:
-        cell.last_consumed = <float> new
-        cell.last_rejected = <float> delta.rejected
-        bucket.recorded += new
-
-
-cdef inline Delta book_line(
-    const ReportContext *context, Bucket *bucket, NodeCell *cell, const PackedLine *line
-) noexcept nogil:
-    """Bring a cell up to the totals of a line; returns what the line added."""
-    cdef Delta delta
-    if cell.sequence == 0 or (
-        context.since >= cell.sequence and context.sequence - cell.sequence > <unsigned int> FORGET_SLOTS
-    ):
-        delta.consumed = line.consumed if context.is_new_boot else line.consumed - line.settled
-        delta.rejected = line.rejected if context.is_known or context.is_new_boot else 0
-        delta.requests = line.requests if context.is_known or context.is_new_boot else 0
-        if context.is_handed_over:
-            cell.safe = <float> (delta.consumed / context.slots)  # for all we know, it lives on that
-    else:
-        delta.consumed = max(0.0, line.consumed - cell.consumed)
-        delta.rejected = line.rejected - cell.rejected
-        delta.requests = line.requests - cell.requests
-    cell.consumed = line.consumed
-    cell.rejected = line.rejected
-    cell.requests = line.requests
-    cell.sequence = context.sequence
-    cell.lapsed = 0.0
-    apply_delta(context, bucket, cell, &delta, line.held)
-    return delta

@@ -8,12 +8,13 @@ node only when no service ledger has a cell of it.
 
 from libc.stdlib cimport free, realloc
 
-__all__ = ["COLD_START_NODES", "NodeTable"]
+__all__ = ["COLD_START_NODES", "NODE_TIMEOUT_SLOTS", "NodeTable"]
 
 cdef enum:
     COLD_START_ESTIMATE = 16  # nodes, at least, while some may still be connecting
 
 COLD_START_NODES = COLD_START_ESTIMATE
+NODE_TIMEOUT_SLOTS = NODE_TIMEOUT
 
 
 cdef class NodeTable:
@@ -92,6 +93,10 @@ cdef class NodeTable:
         cdef int number = self.numbers[node_id]
         return number, self.reported[number], self.lead_slots[number]
 
+    def takes_credit(self, str node_id not None):
+        """Whether it is one of our own, which is granted credit."""
+        return not self.is_classic(self.numbers[node_id])
+
     def resume(self, long long since, long long slot, long long until):
         """Resume in `slot` after an outage: nodes that have reported since `since` are autonomous.
 
@@ -101,6 +106,13 @@ cdef class NodeTable:
         self.resumed_at = slot
         for number in range(len(self.names)):
             self.autonomous_until[number] = until if self.reported[number] >= since else 0
+
+    def silence_of(self, str node_id not None, long long slot):
+        """Since when a node is silent, and up to when it is taken to live on its safe share, in slots; or (-1, -1)."""
+        cdef int number = self.numbers.get(node_id, -1)
+        if number < 0 or not self.is_silent(number, slot):
+            return -1.0, -1.0
+        return self.reported[number] + 1.0, self.autonomous_until[number] + 1.0
 
     def is_autonomous(self, str node_id not None, long long slot):
         """Whether a silent node is assumed to consume its safe share in `slot`."""

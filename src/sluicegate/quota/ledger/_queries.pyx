@@ -11,7 +11,7 @@ Amounts are in the resource's unit, for the slot they are of; a bucket's limit i
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from sluicegate.quota.ledger._service_ledger cimport ServiceLedger
+from sluicegate.quota.ledger._service_ledger cimport ServiceLedger, granted_in
 from sluicegate.quota.ledger._bucket cimport Bucket, cost_of_request
 from sluicegate.quota.packed._shares cimport PackedShare
 from sluicegate.quota.ledger._usage cimport SlotTotals
@@ -254,6 +254,7 @@ def read_quota(
 ):
     """Put `most` amounts of a node's quota into user -> resource; where to go on, or None."""
     cdef bytes packed = service_ledger.quota_history.get(slot, {}).get(node, b"")
+    cdef bytes before = service_ledger.quota_before(slot, node)
     cdef const char *data = packed
     cdef Py_ssize_t i, count = len(packed) // <Py_ssize_t> sizeof(PackedShare), end = min(count, at + most)
     cdef PackedShare share
@@ -261,5 +262,5 @@ def read_quota(
         memcpy(&share, data + i * sizeof(PackedShare), sizeof(PackedShare))
         name = service_ledger.names[share.bucket]
         if name is not None:
-            users.setdefault(name[0], {})[name[1]] = share.amount
+            users.setdefault(name[0], {})[name[1]] = share.granted - granted_in(before, share.bucket)
     return end if end < count else None

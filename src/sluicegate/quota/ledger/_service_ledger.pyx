@@ -1,65 +1,69 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The ledger of one service: what was consumed on which node, and what each node is promised.
+"""The ledger of one service: what was consumed on which node, and what each node may let through.
 
-A *bucket* belongs to one user and resource; it is refilled by its rate in each slot and holds
-at most its capacity. A *cell* is one bucket on one node (`_bucket.pxd`). Reports carry cumulative
-totals, of which the new part is recorded (`record`); the service deducts it from the level
-(`deduct`), and once a slot new quotas are assigned (`assign`).
+A *bucket* belongs to one user and resource; it is refilled by its rate and holds at most its
+capacity. A *cell* is one bucket on one node (`_bucket.pxd`). Reports carry cumulative totals, of
+which the new part is recorded (`record`); the service deducts it from the level (`deduct`).
 
-An assignment in slot s gives out the quota of slot s + 1 (or s + 2, to nodes that fetch their
-quota a slot later). What can be given out of a bucket is
+Our own nodes are granted credit when they ask (`_credit.pxd`, `_grants.pyx`). Once a slot the refill is
+split by demand (`assign`): for our own nodes that gives the safe share, by which a node lives while no
+leader is heard. Classic nodes know nothing of credit: what an assignment in slot s gives them is
+promised for slot s + 2, out of
 
-    available = level + the refill of the next slot - promised - held
+    available = level + the refill up to the end of the next slot - outstanding - reserved
 
-where *promised* are the amounts given for slots that their nodes have not reported yet (they
-may be spent as we speak), and *held* is what running requests are expected to cost. A report
-takes its slot's promise back and deducts what was really consumed, so a promise that is not
-used returns in full. Because a promise is deducted the moment it is made, everything that is
-ever admitted was in the bucket before: there is nothing to oscillate.
+where *outstanding* is the credit of our own nodes and *reserved* what is promised for slots that are
+not reported yet: they may be spent as we speak. A report takes its slot's promise back and deducts what
+was really consumed. Because a promise is deducted the moment it is made, everything that is ever
+admitted was in the bucket before: there is nothing to oscillate.
 
-Of what is available, one slot's refill is given out, and half of what was saved beyond it; the
-other half stays for nodes that ask within the slot, and for the slot after. Shares that are
-worth only a few requests are given in whole requests; the fraction is carried in the cell, so
-that small limits go round between the nodes.
+Of what is available for promises, one slot's refill is given out, and half of what was saved beyond it.
+Promises that are worth only a few requests are made in whole requests; the fraction is carried in the
+cell, so that small limits go round between the nodes.
 
-A node that has missed two reports gets nothing more; what was promised to it stays promised until
-it reports, or is forgotten. After a central outage, silent nodes are assumed to consume their safe
-shares (`autonomous_until`) until the reconnect grace period ends. While a ledger that began empty may
-not know all nodes yet (`warmup_until`), no node gets much more than it consumed before. The consumption
-of a late report is set against the refill of its own time, also where that overflowed a bucket that
-looked full meanwhile. Cells without traffic for a minute, and full buckets without cells, are forgotten,
-a bounded number in each assignment. Slots are whole numbers, amounts are floats in the resource's unit.
+A node that has missed two reports gets nothing more; what it holds stays deducted until it reports, or
+is forgotten. After a central outage, silent nodes are assumed to consume their safe shares
+(`autonomous_until`) until the reconnect grace period ends. While a ledger that began empty may not know
+all nodes yet (`warmup_until`), the part of the refill that unknown nodes may live on is kept for them
+(`_keep_for_unknown_nodes`). Cells without traffic for a minute, and full buckets without cells, are
+forgotten, a bounded number in each assignment. Slots are whole numbers, amounts are floats in the
+resource's unit.
 """
 
 from collections import deque
 
 from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.limits cimport INT_MAX
-from libc.math cimport INFINITY, floor, isfinite
+from libc.math cimport INFINITY, floor, isfinite, sqrt
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from sluicegate.errors import ProtocolError
+from sluicegate.quota.ledger._booking cimport Delta, ReportContext, assume_usage, book_count, book_line, hear_again
 from sluicegate.quota.ledger._bucket cimport (
+    ACTIVE_MS,
     FORGET_SLOTS,
-    MAX_GROWTH,
     ROUND_TRIP_SLOTS,
     SLACK,
     WHOLE_REQUESTS,
     Bucket,
-    Delta,
     NodeCell,
-    ReportContext,
-    apply_delta,
-    book_line,
-    ceiling_of,
+    capacity_of,
     cost_of_request,
-    is_reported,
-    part_for_asker,
     position_of,
+    postpone_promises,
     promise,
     promised_after,
     refill,
+)
+from sluicegate.quota.ledger._credit cimport (
+    available_of,
+    give_back,
+    outstanding_of,
+    put_back,
+    take_out,
+    tell,
+    unbooked_of,
 )
 from sluicegate.quota.packed._shares cimport PackedShare, copy_shares, pack_share
 from sluicegate.quota.packed._report_lines cimport BucketRef, PackedLine, PackedLines, StringTable
@@ -68,12 +72,10 @@ from sluicegate.quota.packed._bucket_ids cimport BucketIds
 from sluicegate.quota.ledger._fair_share cimport Demand, classic, fair
 from sluicegate.quota.ledger._usage cimport SlotTotals, Usage
 
-__all__ = ["CELL_SIZE", "NODE_TIMEOUT_SLOTS", "ServiceLedger"]
+__all__ = ["CELL_SIZE", "ServiceLedger"]
 
 cdef extern from *:
     """
-    /* A node this many slots behind has missed two reports: it is assumed gone. */
-    #define NODE_TIMEOUT 3
     /* Slot totals: at most this many numbers of each kind are kept. */
     #define HISTORY_TOTALS 4000000
     /* Past quotas: at most this many shares are kept. */
@@ -83,11 +85,18 @@ cdef extern from *:
     #define MAX_FORGOTTEN 10000
     /* Cells are prefetched this many lines before their line is booked. */
     #define PREFETCH_LINES 12
-    /* A bucket with a capacity of at most this many slots' refill has little for the next asker. */
-    #define SCARCE_SLOTS 2
+    /* The smallest burst: what nodes need between two grants, in seconds of refill. */
+    #define MIN_BURST_SECONDS 0.25
+    /* During warm-up no node gets more than this multiple of what it consumed before. */
+    #define MAX_GROWTH 1.02
+    /* What our own nodes need of a bucket beside what is promised to classic nodes: so many slots' shares. */
+    #define OWN_SLOTS 0.2
+    /* Credit that a silent node of an idle user never gave back is forgotten after this many slots. */
+    #define FORGET_CREDIT_SLOTS 240
     """
-    const int SCARCE_SLOTS
-    const int NODE_TIMEOUT, SWEEP_SLOTS, MAX_FORGOTTEN, PREFETCH_LINES
+    const double MIN_BURST_SECONDS, MAX_GROWTH, OWN_SLOTS
+    const int FORGET_CREDIT_SLOTS
+    const int SWEEP_SLOTS, MAX_FORGOTTEN, PREFETCH_LINES
     const Py_ssize_t HISTORY_TOTALS, HISTORY_SHARES
 
 cdef extern from *:
@@ -107,7 +116,6 @@ cdef enum:
     CUSTOM = 2
 
 CELL_SIZE = sizeof(NodeCell)
-NODE_TIMEOUT_SLOTS = NODE_TIMEOUT
 cdef double MAX_AMOUNT = 1e18  # no total is larger
 
 
@@ -132,9 +140,19 @@ cdef class ServiceLedger:
         self.share_buffers = NULL
         self.count = self.room = self.cells = self.demands_room = self.share_buffers_room = 0
 
-    def __init__(self, NodeTable nodes not None, rule, limit_of, *, long long first, int nr_slot=60):
+    def __init__(
+        self,
+        NodeTable nodes not None,
+        rule,
+        limit_of,
+        *,
+        long long first,
+        int nr_slot=60,
+        double slot_seconds=1.0,
+    ):
         """`limit_of(user, resource)` returns a bucket's (rate per slot, capacity, start slot), or None."""
         self.nodes = nodes
+        self.slot_seconds = slot_seconds
         self.rule = rule
         if rule == "fair":
             self.rule_kind = FAIR
@@ -173,21 +191,23 @@ cdef class ServiceLedger:
     @staticmethod
     def check(str node_id not None, dict lines not None):
         """Raise a ProtocolError if a report has lines that cannot be booked, before any is."""
-        cdef double consumed, settled, held
+        cdef double consumed, settled, held, granted, returned
         cdef long long rejected, requests
         for user, resources in lines.items():
             for resource, line in resources.items():
                 try:
-                    consumed, rejected, requests, settled, held = line
+                    consumed, rejected, requests, settled, held, granted, returned = line
                 except (TypeError, ValueError, OverflowError):
                     consumed = -1.0
                     rejected = requests = 0
-                    settled = held = 0.0
+                    settled = held = granted = returned = 0.0
                 if not (
                     type(user) is str
                     and type(resource) is str
                     and 0.0 <= settled <= consumed <= MAX_AMOUNT
                     and 0.0 <= held <= MAX_AMOUNT
+                    and 0.0 <= granted <= MAX_AMOUNT
+                    and 0.0 <= returned <= MAX_AMOUNT
                     and rejected >= 0
                     and requests >= 0
                 ):
@@ -231,6 +251,8 @@ cdef class ServiceLedger:
         bint is_known=False,
         bint is_new_boot=False,
         bint is_handed_over=False,
+        bint is_overtaken=False,
+        tuple silence=(-1.0, -1.0, -1.0),
     ):
         """Bring the totals of a node up to a report that was checked; returns what the report added.
 
@@ -239,20 +261,26 @@ cdef class ServiceLedger:
         earlier boot of the node is known, so that this one began in our time). A cell that the node
         may have forgotten has none: silent for long, and the node knows that we know. `is_known`: the
         report before it is booked. `is_handed_over`: it is the first report of a node that has
-        reported to another leader before.
+        reported to another leader before. `is_overtaken`: the node has told its usage anew since.
+        `silence`: since when the node was silent, since when it still is, as its report is old, and up to
+        when it is taken to live on its safe share; all in slots, below 0: it was not.
         """
         cdef int node = self._node_number(node_id), number
-        cdef ReportContext context = ReportContext(
-            slot, self._slot_offset(slot), slots, sequence, since, is_known, is_new_boot, is_handed_over
-        )
+        cdef ReportContext context = self._report_context(slot)
         cdef PackedLine packed
         cdef Delta delta
         cdef NodeCell *cell
         cdef Usage usage = Usage(node_id, slots, self.names)
         cdef SlotTotals totals = None
+        context.slots, context.sequence, context.since = slots, sequence, since
+        context.silent_since, context.still_silent_since, context.silent_until = silence
+        context.heard_since = self._slot_offset(self.assigned)
+        context.is_known, context.is_new_boot = is_known, is_new_boot
+        context.is_handed_over, context.is_overtaken = is_handed_over, is_overtaken
         for user, resources in lines.items():
             for resource, line in (<dict?> resources).items():
-                packed.consumed, rejected, requests, packed.settled, packed.held = line
+                packed.consumed, rejected, requests, packed.settled, packed.held = line[:5]
+                packed.granted, packed.returned = line[5:]
                 packed.rejected = <unsigned int> (<unsigned long long> rejected)
                 packed.requests = <unsigned int> (<unsigned long long> requests)
                 number = self._bucket_number(user, resource, slot)
@@ -277,6 +305,8 @@ cdef class ServiceLedger:
         bint is_known=False,
         bint is_new_boot=False,
         bint is_handed_over=False,
+        bint is_overtaken=False,
+        tuple silence=(-1.0, -1.0, -1.0),
         bint deducts=False,
     ):
         """As `record`, of the lines `begin` to `end`, which are of our service.
@@ -285,9 +315,7 @@ cdef class ServiceLedger:
         the next lines need is fetched while a line is booked: to wait for memory is what costs.
         """
         cdef int node = self._node_number(node_id)
-        cdef ReportContext context = ReportContext(
-            slot, self._slot_offset(slot), slots, sequence, since, is_known, is_new_boot, is_handed_over
-        )
+        cdef ReportContext context = self._report_context(slot)
         cdef Usage usage = None if deducts else Usage(node_id, slots, self.names)
         cdef SlotTotals totals
         cdef BucketRef *ref
@@ -297,6 +325,11 @@ cdef class ServiceLedger:
         cdef NodeCell *cell
         cdef Delta delta
         cdef Py_ssize_t i, coming
+        context.slots, context.sequence, context.since = slots, sequence, since
+        context.silent_since, context.still_silent_since, context.silent_until = silence
+        context.heard_since = self._slot_offset(self.assigned)
+        context.is_known, context.is_new_boot = is_known, is_new_boot
+        context.is_handed_over, context.is_overtaken = is_handed_over, is_overtaken
         if not 0 <= begin <= end <= lines.count:
             raise ValueError(f"lines must be within 0 to {lines.count}, got {begin} to {end}")
         if begin == end:
@@ -394,7 +427,7 @@ cdef class ServiceLedger:
         cdef int node = self._node_number(node_id), number
         cdef Delta delta
         cdef NodeCell *cell
-        cdef ReportContext context = ReportContext(slot, self._slot_offset(slot), 1, 0, 0, True, False, False)
+        cdef ReportContext context = self._report_context(slot)
         cdef Usage usage = Usage(node_id, 1, self.names)
         cdef SlotTotals totals = None
         for user in {**consumption, **rejection} if rejection else consumption:
@@ -410,12 +443,23 @@ cdef class ServiceLedger:
                 delta.requests = 0
                 number = <int> self._bucket_number(user, resource, slot)
                 cell = self._cell_of(&self.buckets[number], node)
-                cell.consumed += delta.consumed
                 if totals is None:
                     totals = self._totals_of(slot)
-                apply_delta(&context, &self.buckets[number], cell, &delta, 0.0)
+                book_count(&context, &self.buckets[number], cell, &delta)
                 self._add_to_totals(number, &delta, totals, usage)
         return usage
+
+    cdef ReportContext _report_context(self, long long slot):
+        """What is known of a report by its slot: it covers one, and the report before it is booked."""
+        cdef ReportContext context
+        memset(&context, 0, sizeof(ReportContext))
+        context.slot = slot
+        context.slot_offset = self._slot_offset(slot)
+        context.slots = 1
+        context.is_known = True
+        context.is_late = self.assigned > slot
+        context.active_ms = milliseconds((slot + 1) * self.slot_seconds)
+        return context
 
     cdef int _add_to_totals(self, int number, const Delta *delta, SlotTotals totals, Usage usage) except -1:
         """Put what is new of a bucket into the totals of the slot, and into `usage`."""
@@ -460,9 +504,11 @@ cdef class ServiceLedger:
         resources[resource] = number
         bucket = &self.buckets[number]
         memset(bucket, 0, sizeof(Bucket))
-        bucket.slot = slot
+        bucket.time = slot
         self._set_limit(number, slot)
-        bucket.created_slot = bucket.slot  # the first of which it has the refill
+        bucket.filled_since = bucket.time
+        if bucket.rate > 0.0:
+            bucket.filled_since = min(bucket.time, bucket.time + 1.0 - bucket.level / bucket.rate)
         return number
 
     def _set_limit(self, Py_ssize_t number, long long slot):
@@ -476,8 +522,9 @@ cdef class ServiceLedger:
             bucket.level = 0.0
             return
         bucket.rate, bucket.capacity, start_slot = limit
-        bucket.slot = max(slot, start_slot)
-        bucket.level = min(ceiling_of(bucket), bucket.rate * (bucket.slot - start_slot + 1))
+        bucket.capacity = max(bucket.capacity, bucket.rate * MIN_BURST_SECONDS / self.slot_seconds)
+        bucket.time = max(bucket.time, max(slot, start_slot))
+        bucket.level = min(capacity_of(bucket), bucket.rate * (bucket.time - start_slot + 1.0))
 
     cdef NodeCell *_cell_of(self, Bucket *bucket, int node) except NULL:
         """The node's cell of a bucket, made when there is none."""
@@ -497,7 +544,10 @@ cdef class ServiceLedger:
         )
         memset(&bucket.cells[position], 0, sizeof(NodeCell))
         bucket.cells[position].node = node
+        # It has had no traffic. By a time of 0 it would seem to have some in half of all months.
+        bucket.cells[position].active_ms = milliseconds(bucket.time * self.slot_seconds) - ACTIVE_MS
         bucket.count += 1
+        bucket.classic += self.nodes.is_classic(node)
         self.cells += 1
         return &bucket.cells[position]
 
@@ -613,8 +663,8 @@ cdef class ServiceLedger:
         cdef NodeCell *cell
         for number in range(self.count):
             bucket = &self.buckets[number]
-            if bucket.slot > slot + FORGET_SLOTS:
-                bucket.slot = slot
+            if bucket.time > slot + FORGET_SLOTS:
+                bucket.time = slot
             for i in range(bucket.count):
                 cell = &bucket.cells[i]
                 cell.lapsed += <float> promised_after(cell, self.first, self.nodes.reported[cell.node])
@@ -638,7 +688,10 @@ cdef class ServiceLedger:
             del self.quota_history[old]
 
     def quotas_of(self, long long slot):
-        """node -> user -> resource -> amount: what was given for a slot, by its assignment."""
+        """node -> user -> resource -> amount: what was given for a slot, by its assignment.
+
+        Of our own nodes it is what was granted since the assignment before.
+        """
         cdef Py_ssize_t i
         cdef const unsigned char[:] packed
         cdef PackedShare share
@@ -646,12 +699,20 @@ cdef class ServiceLedger:
         for node_id, quota in self.quota_history.get(slot, {}).items():
             packed = quota
             users = result[node_id] = {}
+            before = self.quota_before(slot, node_id)
             for i in range(len(packed) // <Py_ssize_t> sizeof(PackedShare)):
                 memcpy(&share, &packed[i * sizeof(PackedShare)], sizeof(PackedShare))
                 name = self.names[share.bucket]
                 if name is not None:
-                    users.setdefault(name[0], {})[name[1]] = share.amount
+                    users.setdefault(name[0], {})[name[1]] = share.granted - granted_in(before, share.bucket)
         return result
+
+    cdef bytes quota_before(self, long long slot, str node_id):
+        """The totals that a node was granted up to the slot before, as an array of PackedShare."""
+        cdef int node = self.nodes.number_of(node_id)
+        if node < 0 or self.nodes.is_classic(node):
+            return b""
+        return self.quota_history.get(slot - 1, {}).get(node_id, b"")
 
     def resume(self, long long slot):
         """Resume in `slot` after an outage; `nodes` knows which nodes are autonomous since.
@@ -659,42 +720,100 @@ cdef class ServiceLedger:
         What they have spent meanwhile was covered by the refill of that time: it must find room.
         """
         cdef Py_ssize_t number
-        cdef int i
-        cdef Bucket *bucket
+        cdef double autonomous
         for number in range(self.count):
-            bucket = &self.buckets[number]
-            bucket.held = 0.0
-            for i in range(bucket.count):
-                bucket.held += self._silent_usage(&bucket.cells[i], slot)
+            self._recount(&self.buckets[number], slot, slot)
+            autonomous = self.buckets[number].autonomous
+            self.buckets[number].autonomous = 0.0  # what they have spent by now is counted
+            refill(&self.buckets[number], slot)
+            self.buckets[number].autonomous = autonomous
         self.assigned = slot - 1
 
     cdef double _safe_usage(self, NodeCell *cell, long long slot) noexcept:
         """What a node takes up to the end of `slot` beside its promises: where it has none, its safe share."""
-        cdef long long since = max(self.nodes.reported[cell.node], self.first + cell.promised_until - 1)
+        cdef long long since = self.nodes.reported[cell.node]
+        if self.nodes.is_classic(cell.node):
+            since = max(since, self.first + cell.promised_until - 1)
         return cell.safe * (slot - since) if slot > since else 0.0
 
-    cdef double _silent_usage(self, NodeCell *cell, long long slot) noexcept:
-        """What a node that we do not hear may have taken by the end of `slot`, and what its requests hold."""
-        return (
-            cell.held
-            + cell.lapsed
-            + promised_after(cell, self.first, self.nodes.reported[cell.node])
-            + self._safe_usage(cell, min(slot, self.nodes.autonomous_until[cell.node]))
-        )
+    cdef bint is_silent(self, const NodeCell *cell, long long slot) noexcept:
+        """Whether a node is not heard, and has not asked for this user lately either."""
+        return self.nodes.is_silent(cell.node, slot) and self.first + cell.last_ask <= slot
+
+    cdef int hear_asking(self, Bucket *bucket, const NodeCell *cell) noexcept:
+        """A node asks that was silent: what was assumed of it holds no more."""
+        if self.is_silent(cell, self.assigned):
+            hear_again(
+                bucket, cell, self.nodes.reported[cell.node] + 1.0, self.nodes.autonomous_until[cell.node] + 1.0
+            )
+        return 0
+
+    cdef int _recount(self, Bucket *bucket, long long slot, double time) noexcept:
+        """Sum up the cells of a bucket once more: what its nodes hold, and those that are silent have spent by `time`.
+
+        Classic nodes may take what they were promised up to the end of `slot`.
+        """
+        cdef int i
+        cdef NodeCell *cell
+        cdef bint is_silent
+        cdef double held
+        cdef unsigned int now_ms = milliseconds(slot * self.slot_seconds)
+        bucket.outstanding = bucket.unbooked = bucket.reserved = bucket.silent = bucket.autonomous = 0.0
+        bucket.active = bucket.classic = 0
+        for i in range(bucket.count):
+            cell = &bucket.cells[i]
+            is_silent = self.is_silent(cell, slot - 1)
+            bucket.active += <int> (now_ms - cell.active_ms) < ACTIVE_MS
+            if self.nodes.is_classic(cell.node):
+                bucket.classic += 1
+                held = cell.lapsed + promised_after(cell, self.first, self.nodes.reported[cell.node])
+                if is_silent:
+                    held += self._safe_usage(cell, min(slot, self.nodes.autonomous_until[cell.node]))
+                elif self.first + cell.promised_until - 1 < slot - 1:
+                    held += self._safe_usage(cell, slot - 1)
+                bucket.reserved += held
+                if is_silent:
+                    bucket.silent += held
+                continue
+            held = outstanding_of(cell)
+            bucket.outstanding += held
+            bucket.unbooked += unbooked_of(cell)
+            if is_silent:
+                assume_usage(
+                    bucket,
+                    cell,
+                    self.nodes.reported[cell.node] + 1.0,
+                    self.nodes.autonomous_until[cell.node] + 1.0,
+                    time,
+                )
+        self._sum_promises(bucket, slot - 1)
+        return 0
+
+    cdef int _sum_promises(self, Bucket *bucket, long long slot) noexcept:
+        """Sum up what is promised to classic nodes that are heard, for the slots after this one."""
+        cdef int i
+        cdef long long last
+        cdef NodeCell *cell
+        memset(bucket.promised, 0, 2 * sizeof(double))
+        bucket.promised_slot = slot
+        for i in range(bucket.count if bucket.classic else 0):
+            cell = &bucket.cells[i]
+            if self.nodes.is_classic(cell.node) and not self.nodes.is_silent(cell.node, slot):
+                last = self.first + cell.promised_until - 1
+                if last > slot:
+                    bucket.promised[0] += cell.promised[(slot + 1) & 3]
+                if last > slot + 1:
+                    bucket.promised[1] += cell.promised[(slot + 2) & 3]
+        postpone_promises(bucket, max(bucket.time, <double> slot))
+        return 0
 
     cdef int _assign(self, int number, long long slot) except -1:
         cdef Bucket *bucket = &self.buckets[number]
         cdef NodeCell *cell
         cdef Demand *demands
-        cdef ShareBuffer *buffer
-        cdef ShareBuffer *buffers = self.share_buffers
-        cdef const long long *reported_by = self.nodes.reported
-        cdef const int *lead_slots = self.nodes.lead_slots
         cdef int i
-        cdef bint late = False, is_awaiting = slot < self.nodes.warmup_until
-        cdef long long first = self.first, reported, target
-        cdef double held = 0.0, outstanding = 0.0, available, budget, amount, total = 0.0, in_parts = 0.0
-        cdef double request, per_request, whole, requests_left, wanted, rounded, gathered = 0.0, safe_part
+        cdef bint is_late, is_awaiting = slot < self.nodes.warmup_until
+        cdef double budget, total = 0.0, safe_part
         if bucket.count > self.demands_room:
             demands = <Demand *> realloc(self.demands, 2 * bucket.count * sizeof(Demand))
             if demands == NULL:
@@ -702,57 +821,19 @@ cdef class ServiceLedger:
             self.demands = demands
             self.demands_room = 2 * bucket.count
         demands = self.demands
-        for i in range(bucket.count):
-            cell = &bucket.cells[i]
-            reported = reported_by[cell.node]
-            if self.rule_kind != FAIR:
-                demands[i].consumed = cell.last_consumed
-                demands[i].rejected = cell.last_rejected
-                demands[i].age = slot - first - cell.last_report
-            if slot - reported >= NODE_TIMEOUT or self.nodes.autonomous_until[cell.node] >= slot:
-                # Nothing more for it; but what it has may be spent as long as we do not hear.
-                # It is as good as spent, and takes no room in the bucket: one that holds little
-                # could else not give out all of its refill until the node is forgotten.
-                demands[i].per_slot = -1.0
-                held += self._silent_usage(cell, slot + 1)
-                if self.nodes.autonomous_until[cell.node] > slot:
-                    total += cell.safe  # the safe shares of all are one slot's refill
-                late = True
-                continue
-            cell.lapsed = 0.0
-            late = late or reported < slot - 1
-            held += cell.held
-            outstanding += promised_after(cell, first, reported)
-            if first + cell.promised_until - 1 < slot:
-                outstanding += self._safe_usage(cell, slot)
-            # Not a word of it in the last report, or in that of the slot in which it was asked for.
-            if first + cell.last_report <= reported and (
-                cell.demand != <float> INFINITY or first + cell.last_ask <= reported + 1
-            ):
-                cell.demand = 0.0
-            demands[i].per_slot = cell.demand
-            if reported - first - max(cell.last_report, cell.last_ask) >= FORGET_SLOTS - ROUND_TRIP_SLOTS - 1:
-                # It is about to be forgotten, and a promise must not be forgotten with it.
-                demands[i].per_slot = -1.0
-                promise(cell, first, slot + lead_slots[cell.node], 0.0)
-        bucket.held = held
+        is_late = self._gather_demands(bucket, slot)
+        self._keep_for_unknown_nodes(bucket, slot)
         refill(bucket, slot)
-        if not late and bucket.overflowed_slot <= slot:
+        self._recount(bucket, slot + 1, bucket.time)
+        if not is_late and bucket.overflowed_slot <= slot:
             bucket.overflowed = 0.0
-        available = bucket.level + bucket.rate - held - outstanding
-        request = cost_of_request(bucket)
-        budget = available
-        if is_awaiting:
-            budget = min(budget, self._growth_cap(bucket, request, slot))
-            total = max(total, bucket.rate)
-        if budget > bucket.rate:
-            budget = bucket.rate + 0.5 * (available - bucket.rate)
-            if budget < request <= available:
-                budget = request
+        for i in range(bucket.count):
+            if demands[i].per_slot < 0.0 and self.nodes.autonomous_until[bucket.cells[i].node] > slot:
+                total += bucket.cells[i].safe  # the safe shares of all are one slot's refill
+        budget = self._budget(bucket, slot, total)
         if self.rule_kind == FAIR:
             fair(budget, demands, bucket.count)
         elif self.rule_kind == CLASSIC:
-            budget = bucket.level
             classic(budget, demands, bucket.count)
         else:
             try:
@@ -760,25 +841,103 @@ cdef class ServiceLedger:
             except Exception as error:
                 self.rule_error = error
                 fair(budget, demands, bucket.count)
-        whole = WHOLE_REQUESTS * request
         for i in range(bucket.count):
             if demands[i].per_slot >= 0.0:
                 total += demands[i].share
-                if self.rule_kind != CLASSIC and demands[i].share >= whole:
-                    in_parts += demands[i].share
-        requests_left = floor((budget - in_parts) / request + SLACK)
-        per_request = 1.0 / request
+        if is_awaiting:
+            total = max(total, bucket.rate)
         safe_part = bucket.rate / total if total > 0.0 else 0.0
         for i in range(bucket.count):
-            if demands[i].per_slot < 0.0:
+            cell = &bucket.cells[i]
+            if demands[i].per_slot >= 0.0 and (safe_part > 0.0 or bucket.rate == 0.0):
+                if not (is_awaiting and cell.safe > 0.0):
+                    cell.safe = <float> (demands[i].share * safe_part)
+        if bucket.classic:
+            self._promise_shares(bucket, budget, slot)
+        self._write_shares(number, slot)
+        return 0
+
+    cdef bint _gather_demands(self, Bucket *bucket, long long slot) noexcept:
+        """Fill `demands`; whether a report of a node is missing."""
+        cdef int i
+        cdef bint is_late = False
+        cdef long long reported, first = self.first
+        cdef NodeCell *cell
+        cdef Demand *demand
+        for i in range(bucket.count):
+            cell = &bucket.cells[i]
+            demand = &self.demands[i]
+            reported = self.nodes.reported[cell.node]
+            demand.consumed = cell.last_consumed
+            demand.rejected = cell.last_rejected
+            demand.age = slot - first - cell.last_report
+            is_late = is_late or reported < slot - 1
+            demand.per_slot = -1.0  # nothing more for it
+            if self.nodes.is_silent(cell.node, slot):
+                is_late = True
+                continue
+            cell.lapsed = 0.0
+            # Not a word of it in the last report, or in that of the slot in which it was asked for.
+            if first + cell.last_report <= reported and (
+                cell.demand != <float> INFINITY or first + cell.last_ask <= reported + 1
+            ):
+                cell.demand = 0.0
+            if self._idle_slots(cell) < FORGET_SLOTS - ROUND_TRIP_SLOTS - 1:
+                demand.per_slot = cell.demand
+            elif self.nodes.is_classic(cell.node):
+                # It is about to be forgotten, and a promise must not be forgotten with it.
+                promise(cell, first, slot + self.nodes.lead_slots[cell.node], 0.0)
+        return is_late
+
+    cdef long long _idle_slots(self, NodeCell *cell) noexcept:
+        """For how many slots the node has reported without a word of the user, and has not asked for it."""
+        return self.nodes.reported[cell.node] - self.first - max(cell.last_report, cell.last_ask)
+
+    cdef double _budget(self, Bucket *bucket, long long slot, double autonomous) noexcept:
+        """What is split: the refill of a slot, less what autonomous nodes live on.
+
+        Where classic nodes are promised their parts, it is what is there, or a slot's refill if our own
+        nodes take part: they take what comes in as it comes, so what is left of it says nothing.
+        """
+        cdef double available, request
+        if self.rule_kind == CLASSIC:
+            return bucket.level
+        if not bucket.classic:
+            return max(0.0, bucket.rate - autonomous)
+        available = (
+            available_of(bucket) - bucket.postponed
+            + bucket.rate * max(0.0, slot + 1.0 - bucket.time)
+        )
+        if bucket.classic < bucket.count:
+            available = max(available, bucket.rate)
+        if available <= bucket.rate:
+            return available
+        request = cost_of_request(bucket)
+        if bucket.rate + 0.5 * (available - bucket.rate) < request <= available:
+            return request
+        return bucket.rate + 0.5 * (available - bucket.rate)
+
+    cdef int _promise_shares(self, Bucket *bucket, double budget, long long slot) noexcept:
+        """Promise the classic nodes their shares, in whole requests where they are small."""
+        cdef int i
+        cdef NodeCell *cell
+        cdef Demand *demands = self.demands
+        cdef double request = cost_of_request(bucket), whole = WHOLE_REQUESTS * request
+        cdef double in_parts = 0.0, requests_left, wanted, rounded, gathered = 0.0, amount
+        if bucket.classic < bucket.count and self.rule_kind != CLASSIC:
+            budget = self._limit_promises(bucket)
+        for i in range(bucket.count):
+            if demands[i].per_slot >= 0.0 and demands[i].share >= whole and self._is_classic_at(bucket, i):
+                in_parts += demands[i].share
+        requests_left = floor((budget - in_parts) / request + SLACK)
+        for i in range(bucket.count):
+            if demands[i].per_slot < 0.0 or not self._is_classic_at(bucket, i):
                 continue
             cell = &bucket.cells[i]
             amount = demands[i].share
-            if (safe_part > 0.0 or bucket.rate == 0.0) and not (is_awaiting and cell.safe > 0.0):
-                cell.safe = <float> (amount * safe_part)
             if amount < whole and self.rule_kind != CLASSIC:
                 # Whole requests go to the cell at which the parts so far make up one.
-                wanted = amount * per_request + cell.carry
+                wanted = amount / request + cell.carry
                 gathered += wanted
                 rounded = 0.0
                 if gathered >= 1.0 - SLACK and requests_left >= 1.0:
@@ -787,29 +946,93 @@ cdef class ServiceLedger:
                     requests_left -= rounded
                 cell.carry = <float> max(-4.0, min(4.0, wanted - rounded))
                 amount = rounded * request
-            target = slot + lead_slots[cell.node]
-            promise(cell, first, target, <float> amount)
-            buffer = &buffers[2 * cell.node + (target & (lead_slots[cell.node] - 1))]
-            if buffer.count == buffer.room:
-                _grow_buffer(buffer)
-            buffer.data[buffer.count] = pack_share(number, <float> amount, cell.safe)
-            prefetch(&buffer.data[buffer.count + 12])
-            buffer.count += 1
+            promise(cell, self.first, slot + self.nodes.lead_slots[cell.node], <float> amount)
+            bucket.reserved += amount
+        self._sum_promises(bucket, slot)
         return 0
 
-    cdef double _growth_cap(self, Bucket *bucket, double request, long long slot) noexcept:
-        """A bit more than what the cells live on. Of one that is new that is not known: it has an even part.
+    cdef double _limit_promises(self, Bucket *bucket) noexcept:
+        """Limit the shares of classic nodes, where our own need the bucket too; returns what may be promised.
 
-        A user who has lived nowhere yet may have everything.
+        A promise holds its amount back for a slot and more, so no more is promised than may be needed, and
+        half of what is saved beyond a slot's refill. The promises of two slots may be spent at the same
+        moment, one at the end of its slot and one at the beginning: both are in the bucket, beside what our
+        own nodes need from one ask to the next. But a request at least may be promised.
+        """
+        cdef int i
+        cdef Demand *demands = self.demands
+        cdef double capacity = capacity_of(bucket), request = cost_of_request(bucket)
+        cdef double available = min(available_of(bucket), capacity), own = 0.0, total = 0.0
+        cdef double saved = 0.5 * max(0.0, available - bucket.rate) / bucket.classic, most
+        for i in range(bucket.count):
+            if demands[i].per_slot < 0.0:
+                continue
+            if not self._is_classic_at(bucket, i):
+                own += demands[i].share
+                continue
+            demands[i].share = min(
+                demands[i].share, demands[i].per_slot + sqrt(demands[i].per_slot * request) + request + saved
+            )
+            total += demands[i].share
+        most = max(0.0, min(available + bucket.rate, max(request, 0.5 * (capacity - OWN_SLOTS * own))))
+        if total > most:
+            for i in range(bucket.count):
+                demands[i].share *= most / total
+        return most
+
+    cdef bint _is_classic_at(self, Bucket *bucket, int i) noexcept:
+        return self.nodes.is_classic(bucket.cells[i].node)
+
+    cdef int _write_shares(self, int number, long long slot) except -1:
+        """Put the shares of a bucket into the quotas of its nodes."""
+        cdef Bucket *bucket = &self.buckets[number]
+        cdef NodeCell *cell
+        cdef int i
+        cdef long long target
+        cdef double amount
+        for i in range(bucket.count):
+            cell = &bucket.cells[i]
+            if self.demands[i].per_slot < 0.0:
+                continue
+            target = slot + self.nodes.lead_slots[cell.node]
+            if self.nodes.is_classic(cell.node):
+                amount = cell.promised[target & 3]
+            elif self._idle_slots(cell) < FORGET_SLOTS // 2:
+                amount = cell.granted
+            else:
+                continue
+            self._push_share(cell.node, target, number, amount, cell.safe)
+        return 0
+
+    cdef int _push_share(self, int node, long long target, int number, double amount, float safe) except -1:
+        cdef ShareBuffer *buffer = self._buffer_of(node, target)
+        if buffer.count == buffer.room:
+            _grow_buffer(buffer)
+        buffer.data[buffer.count] = pack_share(number, amount, safe)
+        prefetch(&buffer.data[buffer.count + 12])
+        buffer.count += 1
+        return 0
+
+    cdef int _keep_for_unknown_nodes(self, Bucket *bucket, double time) noexcept:
+        """During warm-up: keep the part of the refill that nodes may live on which have not connected yet.
+
+        The known ones may have a bit more than they live on; one that is new, an even part. A user that has
+        lived nowhere yet may have everything. When a node connects, its part is kept no more: what it
+        consumed is booked.
         """
         cdef double grown = 0.0, lived_on = 0.0
         cdef int i
+        bucket.kept = 0.0
+        if time >= self.nodes.warmup_until or bucket.rate <= 0.0:
+            return 0
         for i in range(bucket.count):
             lived_on += bucket.cells[i].safe
-            grown += MAX_GROWTH * bucket.cells[i].safe + request
+            grown += MAX_GROWTH * bucket.cells[i].safe + cost_of_request(bucket)
             if bucket.cells[i].safe == 0.0:
-                grown += bucket.rate / self.nodes.estimated_count(slot)
-        return grown if lived_on > 0.0 else INFINITY
+                grown += bucket.rate / self.nodes.estimated_count(<long long> time)
+        if lived_on > 0.0 and grown < bucket.rate:
+            bucket.kept = (bucket.rate - grown) * max(0.0, max(time, bucket.time) - bucket.filled_since + 1.0)
+        return 0
 
     def _apply_custom_rule(self, int number, double budget):
         """Let a custom rule split the budget; raise ValueError if its shares are invalid."""
@@ -872,11 +1095,11 @@ cdef class ServiceLedger:
         for i in range(bucket.count):
             cell = &bucket.cells[i]
             # Only what the node has reported on since without a word: then it knows that we know.
-            if (
-                self.nodes.reported[cell.node] - self.first - max(cell.last_report, cell.last_ask) >= FORGET_SLOTS
-                and cell.held == 0.0
-            ):
-                continue
+            if self._idle_slots(cell) >= FORGET_SLOTS and cell.held == 0.0:
+                if outstanding_of(cell) <= 0.0 or self._idle_slots(cell) >= FORGET_CREDIT_SLOTS:
+                    take_out(bucket, cell)
+                    bucket.classic -= self.nodes.is_classic(cell.node)
+                    continue
             if kept < i:
                 bucket.cells[kept] = cell[0]
             kept += 1
@@ -888,7 +1111,7 @@ cdef class ServiceLedger:
             return 1
         if bucket.rate >= 0.0:
             refill(bucket, slot)
-            if bucket.level < ceiling_of(bucket):
+            if bucket.level < capacity_of(bucket):
                 return 0
         free(bucket.cells)
         bucket.cells = NULL
@@ -914,84 +1137,46 @@ cdef class ServiceLedger:
                 return copy_shares(self.bucket_ids, buffer.data, buffer.count)
         return copy_shares(self.bucket_ids, NULL, 0)
 
-    def grant(self, long long slot, str node_id not None, str user not None, resources):
-        """Give a node that asks, within slot `slot`, a part of what is free of a user's buckets.
+    def tell(
+        self,
+        long long slot,
+        str node_id not None,
+        str user not None,
+        str resource not None,
+        double granted,
+        double returned,
+        double used,
+    ):
+        """Bring a cell up to what its node tells in an ask; for services without buckets of ours."""
+        cdef int node = self._node_number(node_id)
+        cdef Bucket *bucket = &self.buckets[self._bucket_number(user, resource, slot)]
+        cdef NodeCell *cell = self._cell_of(bucket, node)
+        if not (0.0 <= granted <= MAX_AMOUNT and 0.0 <= returned <= MAX_AMOUNT and 0.0 <= used <= MAX_AMOUNT):
+            raise ProtocolError(
+                f"invalid credit for user {user!r} and resource {resource!r}: got {granted!r} granted, "
+                f"{returned!r} returned, {used!r} used, expected amounts from 0 to {MAX_AMOUNT:g}"
+            )
+        tell(bucket, cell, granted, returned, used, True)
+        cell.last_ask = max(cell.last_ask, self._slot_offset(slot))
 
-        Returns a list of (slot, resource, amount, safe), for this slot, and for the next one if
-        it has been assigned already. To ask again in the same slot gives the same once more.
-        In the middle of an assignment some of the buckets have their next share and others not:
-        then the next slot is left out, as a user would have only some of its limits in it. The whole
-        quota has all of them.
+    def raise_credit(
+        self, long long slot, str node_id not None, str user not None, str resource not None, double amount, double safe
+    ):
+        """Let a node take `amount` in `slot`, once: what a service of its own gives for that slot.
+
+        Returns the total of all grants.
         """
-        cdef int node = self._node_number(node_id), number, slot_offset = self._slot_offset(slot)
-        cdef Bucket *bucket
-        cdef NodeCell *cell
-        cdef ShareBuffer *buffer
-        cdef long long last, target, complete_until = slot + 1
-        cdef double available, amount, most
-        cdef bint again, is_scarce
-        cdef int node_count = self.nodes.estimated_count(slot)
-        result = []
-        if self.assigned > slot or (self.phase == ASSIGNING and self.assigning_slot > slot):
-            return result  # the clock has gone back a little: it will catch up
-        for resource in resources:
-            number = self._bucket_number(user, resource, slot)
-            bucket = &self.buckets[number]
-            if bucket.rate < 0.0:
-                continue
-            last = max(self.assigned, slot - 1)
-            if self.phase == ASSIGNING and number < self.next_bucket:
-                last = self.assigning_slot
-            complete_until = min(complete_until, last + 1)
-            cell = self._cell_of(bucket, node)
-            again = cell.last_ask == slot_offset
-            cell.last_ask = slot_offset
-            cell.demand = INFINITY
-            refill(bucket, slot)
-            # A new user whose bucket can save little.
-            is_scarce = bucket.capacity <= SCARCE_SLOTS * bucket.rate and not is_reported(bucket)
-            most = INFINITY
-            if slot < self.nodes.warmup_until and self._growth_cap(bucket, 0.0, slot) < INFINITY:
-                most = bucket.rate / node_count  # the rest may belong to nodes that have not connected yet
-            if cell.safe == 0.0:
-                cell.safe = <float> (bucket.rate / node_count)
-            for target in range(slot, last + 2):
-                if self.first + cell.promised_until - 1 < target:
-                    promise(cell, self.first, target, 0.0)
-                if not again:
-                    available = (
-                        bucket.level
-                        + bucket.rate * max(0, last + 1 - bucket.slot)
-                        - self._outstanding(bucket, last + 1)
-                    )
-                    amount = part_for_asker(
-                        min(available, most), bucket.rate, cost_of_request(bucket), node_count, is_scarce
-                    )
-                    cell.promised[target & 3] += <float> amount
-                result.append((target, resource, cell.promised[target & 3], cell.safe))
-                if 2 * node + 1 < self.share_buffers_room and self._buffer_of(node, target).slot == target:
-                    buffer = self._buffer_of(node, target)
-                    if buffer.count == buffer.room:
-                        _grow_buffer(buffer)
-                    buffer.data[buffer.count] = pack_share(number, cell.promised[target & 3], cell.safe)
-                    buffer.count += 1
-        return [share for share in result if share[0] <= complete_until]
-
-    cdef double _outstanding(self, Bucket *bucket, long long slot):
-        """What may be taken up to the end of `slot` and is not reported, and what running requests hold."""
-        cdef int i
-        cdef double outstanding = 0.0
-        cdef bint is_silent
-        cdef NodeCell *cell
-        for i in range(bucket.count):
-            cell = &bucket.cells[i]
-            is_silent = self.assigned - self.nodes.reported[cell.node] >= NODE_TIMEOUT
-            if is_silent or self.nodes.autonomous_until[cell.node] >= slot:
-                outstanding += self._silent_usage(cell, slot)
-            else:
-                outstanding += cell.held + promised_after(cell, self.first, self.nodes.reported[cell.node])
-                outstanding += self._safe_usage(cell, slot)
-        return outstanding
+        cdef int node = self._node_number(node_id), slot_offset = self._slot_offset(slot)
+        cdef Bucket *bucket = &self.buckets[self._bucket_number(user, resource, slot)]
+        cdef NodeCell *cell = self._cell_of(bucket, node)
+        if cell.promised_until < slot_offset:
+            cell.promised_until = slot_offset
+            take_out(bucket, cell)
+            cell.granted = max(cell.granted, cell.returned + cell.used + amount)
+            put_back(bucket, cell)
+        cell.safe = <float> safe
+        cell.last_ask = max(cell.last_ask, slot_offset)
+        return cell.granted
 
     # Limits
 
@@ -1004,6 +1189,7 @@ cdef class ServiceLedger:
         cdef Bucket *bucket
         cdef double before, level, rate
         cdef int i
+        self.limits_version += 1
         end = self.count if self.count - begin < most else begin + most
         for number in range(begin, end):
             if self.names[number] is None:
@@ -1013,7 +1199,7 @@ cdef class ServiceLedger:
                 self._set_limit(number, slot)
                 continue
             refill(bucket, slot)
-            before = ceiling_of(bucket)
+            before = capacity_of(bucket)
             level = bucket.level
             rate = bucket.rate
             self._set_limit(number, slot)
@@ -1027,7 +1213,7 @@ cdef class ServiceLedger:
             elif level <= 0.0 or before == 0.0:
                 bucket.level = level
             else:
-                bucket.level = level / before * ceiling_of(bucket)
+                bucket.level = level / before * capacity_of(bucket)
         return end if end < self.count else None
 
     # Snapshots
@@ -1036,7 +1222,7 @@ cdef class ServiceLedger:
         """Everything that must outlive us: names, levels, and the cells as they lie in memory.
 
         Returns (names, numbers, cells): for each bucket its (user, resource); 6 doubles (level,
-        recorded, cost, slot, number of cells, overflowed); and its cells.
+        recorded, cost, time, number of cells, overflowed); and its cells.
         """
         cdef Py_ssize_t number
         cdef Bucket *bucket
@@ -1052,7 +1238,7 @@ cdef class ServiceLedger:
             row[0] = bucket.level
             row[1] = bucket.recorded
             row[2] = bucket.cost
-            row[3] = <double> bucket.slot
+            row[3] = bucket.time
             row[4] = bucket.count
             row[5] = bucket.overflowed
             numbers.append((<char *> row)[: sizeof(row)])
@@ -1080,7 +1266,6 @@ cdef class ServiceLedger:
         cdef NodeCell *cell
         cdef NodeCell old
         cdef int j, node
-        cdef bint is_silent
         if self.count:
             raise ValueError(f"cannot load into a service ledger in use: it has {self.count} buckets, expected none")
         if len(numbers) != len(names) * <Py_ssize_t> sizeof(row) or len(cells) % sizeof(NodeCell):
@@ -1107,8 +1292,9 @@ cdef class ServiceLedger:
             bucket.recorded = row[1]
             bucket.cost = row[2]
             bucket.overflowed = row[5]
-            bucket.overflowed_slot = bucket.slot
-            bucket.created_slot = 0
+            bucket.time = row[3]
+            bucket.overflowed_slot = <long long> bucket.time
+            bucket.filled_since = 0.0
             for _ in range(<int> row[4]):
                 memcpy(&old, packed_cells + at, sizeof(NodeCell))
                 at += sizeof(NodeCell)
@@ -1116,30 +1302,27 @@ cdef class ServiceLedger:
                 old.node = node
                 cell = self._cell_of(bucket, node)
                 cell[0] = old
-                is_silent = assigned - self.nodes.reported[node] >= NODE_TIMEOUT
-                bucket.held += self._silent_usage(cell, assigned) if is_silent else old.held
+            self._recount(bucket, assigned + 1, bucket.time)
             if bucket.rate >= 0.0:
-                bucket.level = min(row[0], ceiling_of(bucket) + bucket.held)
+                bucket.level = min(row[0], capacity_of(bucket) + bucket.unbooked + bucket.silent)
         self._rebuild_buffers()
 
     def _rebuild_buffers(self):
-        """Make the quotas of the last assignment once more, out of what is promised."""
+        """Make the quotas of the last assignment once more, out of what is promised and granted."""
         cdef Py_ssize_t number
         cdef int i
         cdef long long target
         cdef NodeCell *cell
-        cdef ShareBuffer *buffer
         self._prepare_buffers(self.assigned, reset=True)
         for number in range(self.count):
-            for i in range(self.buckets[number].count):
+            for i in range(self.buckets[number].count if self.buckets[number].rate >= 0.0 else 0):
                 cell = &self.buckets[number].cells[i]
                 target = self.assigned + self.nodes.lead_slots[cell.node]
-                if self.first + cell.promised_until - 1 == target and self.buckets[number].rate >= 0.0:
-                    buffer = self._buffer_of(cell.node, target)
-                    if buffer.count == buffer.room:
-                        _grow_buffer(buffer)
-                    buffer.data[buffer.count] = pack_share(<int> number, cell.promised[target & 3], cell.safe)
-                    buffer.count += 1
+                if not self.nodes.is_classic(cell.node):
+                    if self._idle_slots(cell) < FORGET_SLOTS // 2:
+                        self._push_share(cell.node, target, <int> number, cell.granted, cell.safe)
+                elif self.first + cell.promised_until - 1 == target:
+                    self._push_share(cell.node, target, <int> number, cell.promised[target & 3], cell.safe)
 
     # Looking
 
@@ -1182,7 +1365,7 @@ cdef class ServiceLedger:
                 result.setdefault(user, {})[resource] = nodes
         return result
 
-    def level(self, str user not None, str resource not None, long long slot):
+    def level(self, str user not None, str resource not None, double slot):
         """What a bucket holds in a slot, or None when it has no limit or is full and forgotten."""
         cdef Bucket bucket
         number = self.users.get(user, {}).get(resource)
@@ -1192,18 +1375,30 @@ cdef class ServiceLedger:
         refill(&bucket, slot)
         return bucket.level
 
+    def available(self, str user not None, str resource not None, double slot):
+        """What of a bucket may be granted in a slot, or None as for `level`."""
+        cdef Bucket bucket
+        number = self.users.get(user, {}).get(resource)
+        if number is None or self.buckets[<int> number].rate < 0.0:
+            return None
+        bucket = self.buckets[<int> number]
+        refill(&bucket, slot)
+        return available_of(&bucket)
+
     def recorded(self, str user not None, str resource not None):
         """All that was booked of a bucket since it is here."""
         number = self.users.get(user, {}).get(resource)
         return 0.0 if number is None else self.buckets[<int> number].recorded
 
     def outstanding(self, str user not None, str resource not None):
-        """What is promised for slots that are not reported, and held by running requests."""
+        """The credit that is not booked yet, and what is reserved for classic and autonomous nodes."""
         number = self.users.get(user, {}).get(resource)
-        return 0.0 if number is None else self._outstanding(&self.buckets[<int> number], self.assigned + 1)
+        if number is None:
+            return 0.0
+        return self.buckets[<int> number].outstanding + self.buckets[<int> number].reserved
 
-    def cancel_promises(self, str node_id not None):
-        """A node hands back what it was promised: it has stopped."""
+    def give_back(self, str node_id not None):
+        """A node gives back all the credit it has: it has stopped."""
         cdef int node = self.nodes.number_of(node_id), i
         cdef Py_ssize_t number
         cdef Bucket *bucket
@@ -1211,11 +1406,11 @@ cdef class ServiceLedger:
             bucket = &self.buckets[number]
             i = position_of(bucket, node)
             if i < bucket.count and bucket.cells[i].node == node:
-                memset(bucket.cells[i].promised, 0, 4 * sizeof(float))
-                bucket.cells[i].lapsed = bucket.cells[i].held = 0.0
+                give_back(bucket, &bucket.cells[i])
+                bucket.cells[i].held = 0.0
 
-    def drop_node(self, str node_id not None):
-        """Forget all cells of a node that is gone for good, and what it was given."""
+    def drop_node(self, str node_id not None, *, bint is_spent=False):
+        """Forget all cells of a node that is gone for good; `is_spent`: its credit counts as consumed."""
         cdef int node = self.nodes.number_of(node_id), i
         cdef Py_ssize_t number
         cdef Bucket *bucket
@@ -1225,6 +1420,10 @@ cdef class ServiceLedger:
             bucket = &self.buckets[number]
             i = position_of(bucket, node)
             if i < bucket.count and bucket.cells[i].node == node:
+                if is_spent:
+                    bucket.level -= outstanding_of(&bucket.cells[i])
+                take_out(bucket, &bucket.cells[i])
+                bucket.classic -= self.nodes.is_classic(node)
                 memmove(&bucket.cells[i], &bucket.cells[i + 1], (bucket.count - i - 1) * sizeof(NodeCell))
                 bucket.count -= 1
                 self.cells -= 1

@@ -1,9 +1,10 @@
 """The ledger: everything a central knows, without its sockets and its clock.
 
-Reports are booked (`book`), once a slot new quotas are assigned (`assign`), and nodes fetch them
-(`quota`, `ask`). The ledger knows the nodes, each with the boot and the sequence of its last
-report; the amounts are in a `ServiceLedger` for each service. The slot is an argument: the ledger
-never reads a clock.
+Reports are booked (`book`), nodes ask for credit at any time (`ask`) and are granted it at once or
+in turn (`serve`), and once a slot the shares of all nodes are assigned (`assign`, `quota`). The
+ledger knows the nodes, each with the boot and the sequence of its last report; the amounts are in a
+`ServiceLedger` for each service, the queues of those that ask in a `Granter`. The time is an
+argument, in slots or in seconds: the ledger never reads a clock.
 
 Booking is idempotent: a report of our own nodes is booked when its sequence is the highest yet
 of its boot, a classic report once for each node and slot. Whatever is booked is booked for
@@ -22,13 +23,14 @@ from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from sluicegate.errors import ConfigError, ProtocolError
-from sluicegate.quota.ledger._node_table import COLD_START_NODES, NodeTable
-from sluicegate.quota.ledger._service_ledger import NODE_TIMEOUT_SLOTS, ServiceLedger
+from sluicegate.quota.ledger._grants import Granter
+from sluicegate.quota.ledger._node_table import COLD_START_NODES, NODE_TIMEOUT_SLOTS, NodeTable
+from sluicegate.quota.ledger._service_ledger import ServiceLedger
 from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.ledger.limits_table import LimitsTable
 from sluicegate.quota.ledger.service import BucketService, MakeService, Service, Shares
 from sluicegate.quota.ledger.snapshot import ServiceLedgerDump, SlotLengthMismatch, pack, unpack
-from sluicegate.quota.messages import Ask, Report, ServiceQuota, Share
+from sluicegate.quota.messages import Ask, Hint, Report, ServiceQuota, Share, UserAsk
 from sluicegate.quota.packed._report_lines import PackedLines
 from sluicegate.quota.packed._shares import PackedShares
 
@@ -51,15 +53,21 @@ _MAX_FORGOTTEN_NODES = 4
 # How many nodes there are is a guess in the first slots.
 _COLD_START_SLOTS = 2
 _CATCH_UP_SLOTS = 3  # longer than that nobody goes on with an old quota
+_OUTAGE_SLOTS = 2  # nodes live on their safe shares when nothing was assigned for longer
 _RECONNECT_SECONDS = 4.0  # in which nodes find a central that is back: twice their longest back-off
 _MAX_SEQUENCE = 1 << 31  # no boot has more reports: at one per slot of 0.1 s, seven years
 _CELLS_PER_STEP = 100_000  # are assigned in some 3 ms
 _LIMITS_PER_STEP = 4_000  # are asked for in some 3 ms
 _NAMES_PER_STEP = 2_000  # are looked up in some 3 ms
 _MAX_COVERED_SLOTS = 86_400  # slots that the first report of a node can tell of
+# Seconds between two asks of a node: so that the frames of all nodes are not too many.
+_MIN_INTERVAL, _MAX_INTERVAL = 0.05, 0.5
+_ASKS_PER_SECOND = 1_500
+_FORGET_ACCOUNTS_SLOTS = 64  # users that nobody asks for are looked for every so many slots
 _CLASSIC_HISTORY_SLOTS = 64  # a classic report that is older than so many slots is not booked
 
 _Result = TypeVar("_Result")
+_Answers: TypeAlias = dict[str, tuple[dict[str, dict[str, Share]], dict[str, Hint]]]
 
 
 @dataclass(slots=True)
@@ -71,7 +79,9 @@ class _KnownNode:
     slot: int  # the highest it has reported
     seen: int  # the slot in which it was last heard of
     booked: int = 0  # classic: bit n is set when the report of slot `slot - n` is booked
-    booked_in: int = 0  # the slot of ours in which its last report was booked; 0: not known
+    heard_until: int = 0  # the slot of ours up to which its reports tell; 0: not known
+    reported: float = 0.0  # when its last report was sent, by its clock
+    asked: float = 0.0  # when its newest ask was sent
 
 
 # As `astuple`, which would copy each number.
@@ -87,10 +97,12 @@ class _BookingOptions(TypedDict):
     is_known: bool
     is_new_boot: bool
     is_handed_over: bool
+    is_overtaken: bool
+    silence: tuple[float, float, float]
 
 
 class Ledger:
-    """All buckets of all services, and what is promised of them to which node."""
+    """All buckets of all services, and what is granted of them to which node."""
 
     def __init__(
         self,
@@ -128,10 +140,12 @@ class Ledger:
         self._live = 0  # how many of them take part: at the last assignment, and new ones since
         self._service_ledgers: dict[str, ServiceLedger] = {}
         self._services: dict[str, Service] = {}
+        self._granters: dict[str, Granter] = {}  # of the services that have buckets
         self._reported: dict[int, set[str]] = {}
         self._steps: Iterator[None] | None = None  # of the assignment that is going on
         self._limit_change: Iterator[None] = iter(())  # of limits, as far as it is still to be done
         self._is_restored = False  # and nothing was booked or assigned since
+        self._stood_still = False  # the last outage was one of a process that went on
 
     # Limits
 
@@ -160,7 +174,7 @@ class Ledger:
         if self._first is not None:
             if slot < self._assigned - _CATCH_UP_SLOTS:
                 self._rebase(slot)
-            elif self._is_restored or slot > self._assigned + _CATCH_UP_SLOTS:
+            elif self._is_restored or slot > self._assigned + _OUTAGE_SLOTS:
                 self._resume(slot)
             return
         if not isinstance(slot, int) or not 0 <= slot < 1 << 60:
@@ -183,6 +197,7 @@ class Ledger:
         for service_ledger in self._service_ledgers.values():
             service_ledger.rebase(slot)
         self._nodes.rebase(slot - 1)
+        self.drop_asks()
 
     def _resume(self, slot: int) -> None:
         """Resume after an outage. Nodes went on with their last quotas, and reconnect one by one.
@@ -190,6 +205,10 @@ class Ledger:
         Until then they consume their safe shares, which are not given to nodes that are back.
         """
         self._finish()
+        self._stood_still = not self._is_restored  # then messages have waited, too
+        if self._stood_still:
+            for granter in self._granters.values():
+                granter.resume()
         self._is_restored = False
         since = self._assigned - NODE_TIMEOUT_SLOTS + 1
         self._nodes.resume(since, slot, slot + self._reconnect_slots)
@@ -221,14 +240,25 @@ class Ledger:
         def limit_of(user: str, resource: str) -> tuple[float, float, int] | None:
             return self._table.bucket_limit(name, user, resource)
 
+        def resources_of(user: str) -> Iterable[str] | None:
+            entry = self._table.entry(name, user)
+            return None if entry is None else entry.rates
+
         assert self._first is not None
         service_ledger = ServiceLedger(
-            self._nodes, self._assignment, limit_of, first=self._first, nr_slot=self.nr_slot
+            self._nodes,
+            self._assignment,
+            limit_of,
+            first=self._first,
+            nr_slot=self.nr_slot,
+            slot_seconds=self.slot_seconds,
         )
         self._service_ledgers[name] = service_ledger
         make = self._make_services.get(name, BucketService)
         service = self._call_service(name, make, name, service_ledger)
         self._services[name] = BucketService(name, service_ledger) if service is None else service
+        if isinstance(self._services[name], BucketService):
+            self._granters[name] = Granter(service_ledger, resources_of)
 
     def _call_service(
         self, name: str, call: Callable[..., _Result], *arguments: object
@@ -267,7 +297,7 @@ class Ledger:
                 return False
             # By its slots, which leap when a node hears of our clock; and not longer than it was
             # silent.
-            silent = slot - known.booked_in
+            silent = slot - known.heard_until
             covered = max(1, min(min(report.slot, slot) - known.slot, silent + 1))
             known.sequence = report.sequence
         elif known is not None and not is_new_boot:
@@ -283,16 +313,19 @@ class Ledger:
                     self._nodes.warmup_until = slot + self._reconnect_slots
                 covered = min(max(1, reported - report.settled_slot), _MAX_COVERED_SLOTS)
             if is_new_boot:
-                self._drop_cells(report.node)
+                self._drop_cells(report.node, is_spent=True)
             self._live += not is_new_boot
             known = self._known[report.node] = _KnownNode(
                 report.boot, report.sequence, reported, slot
             )
         known.slot = max(known.slot, reported)
-        known.booked_in = slot
+        # Late reports come together: the next one covers the time since the slot of this one.
+        known.heard_until = min(slot, reported + 1) if report.epoch >= 0 else slot
+        silent_since, silent_until = self._nodes.silence_of(report.node, self._assigned)
         self._nodes.add(report.node, known.slot)
         if report.leaving:
             self._nodes.add(report.node, slot - NODE_TIMEOUT_SLOTS)
+        still_silent_since, _ = self._nodes.silence_of(report.node, self._assigned)
         self._note_reported(reported, report.node)
         options: _BookingOptions = {
             "slots": covered,
@@ -301,7 +334,10 @@ class Ledger:
             "is_known": is_known,
             "is_new_boot": is_new_boot,
             "is_handed_over": is_handed_over,
+            "is_overtaken": report.sent < known.asked,
+            "silence": (silent_since, still_silent_since, silent_until),
         }
+        known.reported = max(known.reported, report.sent)
         if isinstance(report.lines, PackedLines):
             self._book_packed(report.node, reported, report.lines, options)
         else:
@@ -313,7 +349,9 @@ class Ledger:
                     self._call_service(name, self._services[name].consume, reported, usage)
         if report.leaving:
             for service_ledger in self._service_ledgers.values():
-                service_ledger.cancel_promises(report.node)
+                service_ledger.give_back(report.node)
+            for granter in self._granters.values():
+                granter.drop_node(report.node)
         return True
 
     def _book_packed(
@@ -422,14 +460,16 @@ class Ledger:
                 del self._reported[old]
         self._reported[slot].add(node)
 
-    def _drop_cells(self, node: str) -> None:
+    def _drop_cells(self, node: str, *, is_spent: bool = False) -> None:
         for service_ledger in self._service_ledgers.values():
-            service_ledger.drop_node(node)
+            service_ledger.drop_node(node, is_spent=is_spent)
+        for granter in self._granters.values():
+            granter.drop_node(node)
 
     # Giving out
 
     def assign(self, slot: int) -> None:
-        """Decide the quota of the next slot, everywhere.
+        """Decide the shares of the next slot, everywhere.
 
         Slots that were missed are made up for, as far as their promises may still be in use:
         nodes go on with what they had.
@@ -455,6 +495,9 @@ class Ledger:
         else:
             self._steps = None
         self._forget_nodes(slot)
+        if slot % _FORGET_ACCOUNTS_SLOTS == 0:
+            for granter in self._granters.values():
+                granter.forget_idle(slot * self.slot_seconds)
         self._live = sum(
             self.is_live(node, slot) or self._nodes.is_autonomous(node, slot)
             for node in self._known
@@ -497,47 +540,123 @@ class Ledger:
         }
 
     def _shares(self, name: str, slot: int, node: str) -> Shares:
-        shares = self._call_service(name, self._services[name].quota, slot, node)
-        return shares if isinstance(shares, dict | PackedShares) else {}
+        service = self._services[name]
+        shares = self._call_service(name, service.quota, slot, node)
+        if not isinstance(shares, dict | PackedShares):
+            return {}
+        if isinstance(service, BucketService) or not self._nodes.takes_credit(node):
+            return shares
+        return self._call_service(name, self._credit_of, name, slot + 1, node, shares) or {}
 
-    def ask(self, slot: int, ask: Ask) -> dict[int, dict[str, ServiceQuota]]:
-        """Answer a node that has met users it has no share for, by slot and service.
+    def _credit_of(self, name: str, slot: int, node: str, shares: Shares) -> Shares:
+        """The shares that a service of its own gives for `slot`, as totals of grants."""
+        service_ledger = self._service_ledgers[name]
+        return {
+            user: {
+                resource: Share(
+                    service_ledger.raise_credit(slot, node, user, resource, amount, safe), safe
+                )
+                for resource, (amount, safe) in resources.items()
+            }
+            for user, resources in shares.items()
+        }
 
-        A user without a limit has an empty share. A node that is new, or was silent, has to report
-        first.
+    # Granting
+
+    @property
+    def interval(self) -> float:
+        """Seconds that a node leaves between two asks, at least."""
+        return min(_MAX_INTERVAL, max(_MIN_INTERVAL, self._live / _ASKS_PER_SECOND))
+
+    def ask(self, time: float, ask: Ask) -> dict[str, dict[str, ServiceQuota]]:
+        """Process what a node asks and tells; what is to be sent now, by node and service.
+
+        The answer may be for other nodes, too. A user without a limit has an empty share. A node
+        that is new has to report first.
         """
-        answer: dict[int, dict[str, ServiceQuota]] = {}
-        if not self.is_live(ask.node, slot):
-            return answer
+        slot = math.floor(time / self.slot_seconds)
+        known = self._known.get(ask.node)
+        if known is None or known.boot != ask.boot or ask.sent < known.asked:
+            return {}
         self.begin(slot)
-        self._finish(slot - 1)
-        for _ in self._assign_up_to(slot - 1, sys.maxsize):
-            pass
-        count = self.nodes(slot)
+        if not self._nodes.takes_credit(ask.node):
+            return {}
+        if self.must_report(ask.node, slot):
+            return {}
+        known.asked = ask.sent
+        quotas: dict[str, dict[str, ServiceQuota]] = {}
         for name, users in ask.users.items():
-            newcomers = self._table.newcomers(name, count)
-            granted: dict[int, dict[str, dict[str, Share]]] = {}
-            for user in users:
-                for target, shares in self._grant(slot, ask.node, name, user).items():
-                    granted.setdefault(target, {})[user] = shares
-            for target, granted_users in granted.items():
-                answer.setdefault(target, {})[name] = ServiceQuota(granted_users, newcomers)
+            granter = self._granters.get(name)
+            answers: _Answers = {}
+            if granter is not None:
+                is_newest = ask.sent >= known.reported
+                granter.ask(
+                    time, ask.node, users, answers, interval=self.interval, is_newest=is_newest
+                )
+            else:
+                answers[ask.node] = (self._answer_for_service(name, slot, ask.node, users), {})
+            self._collect(name, slot, answers, quotas)
+        return quotas
+
+    def _answer_for_service(
+        self, name: str, slot: int, node: str, users: Mapping[str, UserAsk]
+    ) -> dict[str, dict[str, Share]]:
+        """The shares of a service that has no buckets: free, or as it says."""
+        if name not in self._services:
+            return {user: {} for user in users}
+        for user, (_, resources, _) in users.items():
+            for resource, credit in resources.items():
+                self._service_ledgers[name].tell(slot, node, user, resource, *credit[:3])
+        shares = self._shares(name, slot - 1, node)
+        answer: dict[str, dict[str, Share]] = {}
+        for user in users:
+            if user in shares:
+                answer[user] = shares[user]
+            elif self._table.entry(name, user) is None:
+                answer[user] = {}
         return answer
 
-    def _grant(self, slot: int, node: str, name: str, user: str) -> dict[int, dict[str, Share]]:
-        entry = self._table.entry(name, user)
-        if entry is None:
-            return {slot: {}}
-        service = self._services[name]
-        if isinstance(service, BucketService):
-            return service.grant(slot, node, user, list(entry.rates))
-        shares = self._shares(name, slot - 1, node)
-        return {slot: shares[user]} if user in shares else {}
+    def must_report(self, node: str, slot: int) -> bool:
+        """Whether the asks of a node count only after a report: we stood still, and they waited."""
+        return self._stood_still and node in self._nodes and self._nodes.is_autonomous(node, slot)
+
+    def serve(self, time: float) -> dict[str, dict[str, ServiceQuota]]:
+        """Serve those that wait and whose turn it is; what is to be sent, by node and service."""
+        slot = math.floor(time / self.slot_seconds)
+        self.begin(slot)
+        quotas: dict[str, dict[str, ServiceQuota]] = {}
+        for name, granter in self._granters.items():
+            answers: _Answers = {}
+            granter.serve(time, answers, interval=self.interval)
+            self._collect(name, slot, answers, quotas)
+        return quotas
+
+    def serve_due(self) -> float:
+        """When `serve` has something to do next, in seconds; infinite: nobody waits."""
+        return min((granter.due() for granter in self._granters.values()), default=math.inf)
+
+    def drop_asks(self) -> None:
+        """Nobody waits any more: nodes ask again."""
+        for granter in self._granters.values():
+            granter.clear()
+
+    def _collect(
+        self,
+        name: str,
+        slot: int,
+        answers: _Answers,
+        quotas: dict[str, dict[str, ServiceQuota]],
+    ) -> None:
+        if answers:
+            newcomers = self._table.newcomers(name, self.nodes(slot))
+            for node, (users, hints) in answers.items():
+                if users or hints:
+                    quotas.setdefault(node, {})[name] = ServiceQuota(users, newcomers, hints)
 
     # Snapshots
 
     def snapshot(self) -> bytes:
-        """Everything that must outlive this ledger, for `restore`: buckets, promises, sequences."""
+        """Everything that must outlive this ledger, for `restore`: buckets, credit, sequences."""
         return self.begin_snapshot()()
 
     def begin_snapshot(self) -> Callable[[], bytes]:
@@ -673,8 +792,15 @@ class Ledger:
         service_ledger = self._service_ledgers.get(service)
         return None if service_ledger is None else service_ledger.level(user, resource, slot)
 
+    def available(self, service: str, user: str, resource: str, time: float) -> float | None:
+        """What of a bucket may be granted at `time`. None: no limit, or full and forgotten."""
+        service_ledger = self._service_ledgers.get(service)
+        if service_ledger is None:
+            return None
+        return service_ledger.available(user, resource, time / self.slot_seconds)
+
     def outstanding(self, service: str, user: str, resource: str) -> float:
-        """What is promised of a bucket and not yet reported, and held by running requests."""
+        """What has left a bucket and is not booked: credit, and promises to classic nodes."""
         service_ledger = self._service_ledgers.get(service)
         return 0.0 if service_ledger is None else service_ledger.outstanding(user, resource)
 

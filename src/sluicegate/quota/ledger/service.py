@@ -33,7 +33,10 @@ class Service(Protocol):
         """Called once, in the middle of `slot`: decide the quota of the slots to come."""
 
     def quota(self, slot: int, node_id: str) -> Shares:
-        """What `node_id` may let through in the slot after `slot`."""
+        """What `node_id` may let through in the slot after `slot`; `granted` is for that slot.
+
+        The ledger turns it into the total of grants that a node is told.
+        """
 
 
 MakeService: TypeAlias = Callable[[str, ServiceLedger], Service]
@@ -58,17 +61,6 @@ class BucketService:
 
     def quota(self, slot: int, node_id: str) -> Shares:
         return self._service_ledger.quota(slot + 1, node_id)
-
-    def grant(
-        self, slot: int, node_id: str, user: str, resources: list[str]
-    ) -> dict[int, dict[str, Share]]:
-        """Answer a node that asks for a user within `slot`: what it may let through, by slot."""
-        answer: dict[int, dict[str, Share]] = {}
-        for target, resource, amount, safe in self._service_ledger.grant(
-            slot, node_id, user, resources
-        ):
-            answer.setdefault(target, {})[resource] = Share(amount, safe)
-        return answer
 
 
 def installed_services() -> dict[str, MakeService]:

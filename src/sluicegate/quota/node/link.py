@@ -4,14 +4,17 @@
     run()           connects, sends, receives, backs off, for ever
 
 Messages wait in a send queue of one report and a few asks. A report stands for all before it, so
-of several that wait only the newest is sent, and one that is never sent loses nothing; an ask that
-is older than a slot was made again since. So a central that is disconnected, or does not read,
-costs no memory and delays nothing else.
+of several that wait only the newest is sent, and one that is never sent loses nothing. An ask does
+not: each has other users, so all are sent, in their order. They keep the time at which they were
+made: their totals are of then, and the report before them may have newer ones. One that is older
+than a slot is dropped; its users have asked again since, and the totals in it are in the report. So
+a central that is disconnected, or does not read, costs no memory and delays nothing else.
 
-A cut cable is noticed by pings that are not answered. The central's close code decides how soon to
-connect again: a permanent failure (denied, replaced by another process of the same name, a frame
-it cannot read) has the longest delay, at once; "overloaded" and all else doubles it. So does any
-failure in here, or in `receive`: a link goes on until it is cancelled. Each kind of failure is
+A connection that ends is told at once (`disconnected`): the node need not wait for the central's
+silence. A cut cable is noticed by pings that are not answered. The central's close code decides how
+soon to connect again: a permanent failure (denied, replaced by another process of the same name, a
+frame it cannot read) has the longest delay, at once; "overloaded" and all else doubles it. So does
+any failure in here, or in `receive`: a link goes on until it is cancelled. Each kind of failure is
 logged once, until a connection holds. If a failure was logged, its recovery is logged at WARNING
 as well, so that both are visible at the same level.
 """
@@ -78,7 +81,10 @@ class _ConnectWithoutRedirects(connect):
 
 
 class Link:
-    """One central. `receive(central, message)` gets its messages; `now` is the node's clock."""
+    """One central. `receive(central, message)` gets its messages; `now` is the node's clock.
+
+    `disconnected(central)` is called whenever a connection has ended.
+    """
 
     def __init__(
         self,
@@ -87,6 +93,7 @@ class Link:
         *,
         now: Callable[[], float],
         receive: Callable[[str, Ack | Quota], None],
+        disconnected: Callable[[str], None] = lambda _: None,
         backoff: Backoff | None = None,
     ) -> None:
         self.central = central
@@ -94,6 +101,7 @@ class Link:
         self._options = options
         self._now = now
         self._receive = receive
+        self._disconnected = disconnected
         self._backoff = backoff or Backoff()
         self._queued_report: Report | None = None
         self._queued_asks: deque[Ask] = deque(maxlen=MAX_QUEUED_ASKS)
@@ -209,6 +217,7 @@ class Link:
             await connection.close(FAILED, "node failed to process a message")
             raise
         finally:
+            self._disconnected(self.central)
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
@@ -230,9 +239,8 @@ class Link:
                     await self._write(connection, wire, report._replace(sent=self._now()))
                 while self._queued_asks:
                     ask = self._queued_asks.popleft()
-                    now = self._now()
-                    if now - ask.sent <= self._options.slot_seconds:
-                        await self._write(connection, wire, ask._replace(sent=now))
+                    if self._now() - ask.sent <= self._options.slot_seconds:
+                        await self._write(connection, wire, ask)
         except ConnectionClosed:
             pass  # `_exchange` handles it
         except Exception:

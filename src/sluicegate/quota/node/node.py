@@ -4,11 +4,19 @@
     node.start()
     ...
     node.throttle("front", user)                      raises Throttled, or the request may begin
+    await node.throttle_async("front", user)          the same, and waits for the leader's answer
     node.consume("front", user, {"requests": 1})      it has ended
 
 It has two parts: the `UserTable` decides and counts, in shared memory and compiled code; the
 `ReporterThread` talks to the centrals. `allows`, `throttle` and `consume` are the table's own bound
 methods, because a Python method around them would cost more than the decision.
+
+A request that finds no credit may wait for the leader's answer: `wait` is for how many seconds at
+most, None for as long as an answer takes. By default `throttle` and `allows` do not wait, and
+`throttle_async` does. See `core/waiting.py`.
+
+What a request reserves is released by its `consume`. Requests of a user are not told apart, unless
+they have tickets: `ticket = node.throttle(..., ticket=True)`, then `node.consume(..., ticket)`.
 
 - All workers of a service on a host make a `Node` with the same `node_id` and `shared`, and count
   together; one of them reports. It may be made, and started, before the workers are forked: each
@@ -28,12 +36,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self, overload
 
 from sluicegate._validate import check_positive
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError
-from sluicegate.quota.node.core._user_table import UserTable
+from sluicegate.quota.node.core import waiting
+from sluicegate.quota.node.core._user_table import Ticket, UserTable
 from sluicegate.quota.node.status import EndNodeStatus, prometheus_text, status_from_memory
 from sluicegate.quota.node.urls import central_urls
 
@@ -131,6 +140,43 @@ class Node:
         if reporter_thread is not None:
             reporter_thread.stop()
         self._user_table.close()
+
+    @overload
+    async def throttle_async(
+        self,
+        service: str,
+        user: str,
+        expect: Mapping[str, float] | None = None,
+        *,
+        wait: float | None = None,
+        ticket: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    async def throttle_async(
+        self,
+        service: str,
+        user: str,
+        expect: Mapping[str, float] | None = None,
+        *,
+        wait: float | None = None,
+        ticket: Literal[True],
+    ) -> Ticket: ...
+    async def throttle_async(
+        self,
+        service: str,
+        user: str,
+        expect: Mapping[str, float] | None = None,
+        *,
+        wait: float | None = None,
+        ticket: bool = False,
+    ) -> Ticket | None:
+        """As `throttle`. A request that finds no credit waits, without blocking the event loop.
+
+        Nothing is reserved before it returns: a task that is cancelled gives nothing away.
+        """
+        given = Ticket() if ticket else None
+        await waiting.throttle_async(self._user_table, service, user, expect, wait, given)
+        return given
 
     def status(self) -> EndNodeStatus:
         """The status of the node, as far as this worker knows."""

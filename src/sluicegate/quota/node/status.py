@@ -1,8 +1,8 @@
 """The status of an end node, as `Node.status()` returns it and as Prometheus text.
 
 Times are seconds. A worker that does not report knows what is in the shared memory: the slot, the
-leader's epoch, and the states of its users. Connections, and for how long the quota has been fresh
-or not, are known to the reporter only, and are empty elsewhere.
+leader's epoch, the states of its users, and how many requests have waited. Connections, and for how
+long the quota has been fresh or not, are known to the reporter only, and are empty elsewhere.
 """
 
 from dataclasses import dataclass, field
@@ -75,6 +75,8 @@ class EndNodeStatus:
     nodes: int = 0  # that share the limits
     quota_age: int | None = None  # of the newest quota, in slots
     users: dict[str, dict[str, int]] = field(default_factory=dict)  # service, state: how many
+    waits: int = 0  # requests of the host that have waited for credit
+    waited_seconds: float = 0.0  # for how long, in sum
     unlimited: tuple[str, ...] = ()  # services that the leader has no limits for
     unacknowledged: dict[str, int] = field(default_factory=dict)  # lines, by central
     centrals: tuple[ConnectionStatus, ...] = ()
@@ -85,6 +87,7 @@ def status_from_memory(
 ) -> EndNodeStatus:
     """What every process of a host knows."""
     published = user_table.header.last_published()
+    waits, waited_seconds = user_table.header.waits
     return EndNodeStatus(
         user_table.node_id,
         is_started=is_started,
@@ -94,6 +97,8 @@ def status_from_memory(
         epoch=published["epoch"],
         nodes=published["nodes"],
         users=count_states(user_table, now),
+        waits=waits,
+        waited_seconds=waited_seconds,
     )
 
 
@@ -156,6 +161,19 @@ def prometheus_text(status: EndNodeStatus) -> str:
             for state, count in states.items()
         ],
     )
+    if status.is_reporting:  # of the whole host: in every worker's metrics they would add up
+        family(
+            "waits_total",
+            "counter",
+            "Requests that waited for credit from the leader",
+            [(me, float(status.waits))],
+        )
+        family(
+            "waited_seconds_total",
+            "counter",
+            "How long requests waited for credit, in sum",
+            [(me, status.waited_seconds)],
+        )
     family(
         "service_unlimited",
         "gauge",

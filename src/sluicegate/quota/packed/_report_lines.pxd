@@ -1,5 +1,6 @@
 cdef struct PackedLine:  # a row of a report
     double consumed, settled, held
+    double granted, returned
     unsigned int rejected, requests
     int entry  # in the string table
 

@@ -8,7 +8,7 @@ entry, so that a name is looked up once and not in every slot.
 `PackedLines` reads as a dict of service -> user -> resource -> Line, which is built on first access.
 """
 
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
 from sluicegate.quota.messages import Line
@@ -72,7 +72,8 @@ cdef class PackedLines:
         free(self.lines)
 
     cdef int allocate(self, Py_ssize_t count) except -1:
-        self.lines = <PackedLine *> malloc(max(1, count) * sizeof(PackedLine))
+        """Make room for `count` lines, all zero."""
+        self.lines = <PackedLine *> calloc(max(1, count), sizeof(PackedLine))
         if self.lines == NULL:
             raise MemoryError
         return 0
@@ -135,7 +136,13 @@ cdef class PackedLines:
                 service, user, resource = self.string_table[line.entry]
                 users = self.lines_dict.setdefault(service, {})
                 users.setdefault(user, {})[resource] = Line(
-                    line.consumed, line.rejected, line.requests, line.settled, line.held
+                    line.consumed,
+                    line.rejected,
+                    line.requests,
+                    line.settled,
+                    line.held,
+                    line.granted,
+                    line.returned,
                 )
         return self.lines_dict
 

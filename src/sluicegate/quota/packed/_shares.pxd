@@ -2,18 +2,18 @@ from libc.string cimport memcpy
 
 from sluicegate.quota.packed._bucket_ids cimport BucketIds
 
-cdef packed struct PackedShare:  # 10 bytes, so that a node cell and its share take less than 100
+cdef packed struct PackedShare:  # 14 bytes: there is one for each cell of each node
     int bucket
-    float amount
+    double granted  # a total: as a float it would lose the small grants on top of large ones
     unsigned short upper_half  # of the safe share as a float: rounded down, by less than a hundredth
 
 
-cdef inline PackedShare pack_share(int bucket, float amount, float safe) noexcept nogil:
+cdef inline PackedShare pack_share(int bucket, double granted, float safe) noexcept nogil:
     cdef PackedShare share
     cdef unsigned int bits
     memcpy(&bits, &safe, 4)
     share.bucket = bucket
-    share.amount = amount
+    share.granted = granted
     share.upper_half = <unsigned short> (bits >> 16)
     return share
 

@@ -38,7 +38,7 @@ cdef class PackedShares:
                     shares = self.users.get(user)
                     if shares is None:
                         shares = self.users[user] = {}
-                    shares[resource] = Share(share.amount, safe_of(share))
+                    shares[resource] = Share(share.granted, safe_of(share))
         return self.users
 
     def __getitem__(self, user):

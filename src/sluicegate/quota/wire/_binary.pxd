@@ -3,6 +3,12 @@ from sluicegate.quota.packed._report_lines cimport PackedLines, StringTable
 from sluicegate.quota.packed._bucket_ids cimport BucketIds
 from sluicegate.quota.wire._buffer cimport Buffer
 
+cdef int fail_truncated(bytes frame) except -1
+cdef unsigned int read_count(
+    bytes frame, Py_ssize_t at, Py_ssize_t least, Py_ssize_t most, str what
+) except? 0
+cdef str read_name(bytes frame, Py_ssize_t at, Py_ssize_t most, str what)
+
 cdef struct KnownBucket:  # a bucket for which the peer has an entry
     int bucket
     unsigned int generation
@@ -31,6 +37,7 @@ cdef class StringTableWriter:
     cdef str last_service, last_user  # of the newest of them
     # While the shares of a frame are written, in steps:
     cdef bint is_reset  # the table was reset with this frame
+    cdef bint is_whole  # it is a whole quota
     cdef Py_ssize_t share_count  # of this frame
     cdef Py_ssize_t next_service, next_in_service, next_share  # the first share without an entry: its service,
     # its index in the service, and that in `share_entries`; for packed shares, the start of their service
@@ -43,4 +50,5 @@ cdef class StringTableWriter:
         self, str service, PackedShares shares, int *entries, Py_ssize_t begin, Py_ssize_t end
     ) except -1
     cdef bint is_within_bounds(self) noexcept
+    cdef int put_new_entries(self, Buffer *buffer) except -1
     cdef int _resolve_lines(self, PackedLines packed) except -1

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The bulk of binary frames: string table entries, report lines and shares, read and written.
 
-The rest of a frame (kinds, heads, names of services) is in `binary.py`. Every length is checked
-against the bytes that are left before anything is allocated; amounts are finite, from 0 to 1e18; an
-entry number is one that was introduced.
+The rest of a frame (kinds, heads, names of services) is in `binary.py`, asks and hints are in
+`_asks.pyx`. Every length is checked against the bytes that are left before anything is allocated;
+amounts are finite, from 0 to 1e18; an entry number is one that was introduced.
 
 `StringTableWriter` is the string table of the writing end. Shares that come from an assignment
 (`PackedShares`) refer to buckets by number, in rising order, and so do the buckets that the peer
@@ -22,6 +22,7 @@ from sluicegate.quota.packed._bucket_ids cimport BucketIds
 from sluicegate.quota.packed._gil cimport yield_gil_periodically
 from sluicegate.quota.messages import Share
 from sluicegate.quota.wire._buffer cimport Buffer, as_bytes, dispose, put, put_name, room_for
+from sluicegate.quota.wire._named_tuple cimport new_pair
 
 __all__ = ["StringTableWriter", "read_entries", "read_lines", "read_shares"]
 
@@ -51,40 +52,43 @@ cdef enum:  # the form of a line
     HAS_REJECTED = 16
     HAS_REQUESTS = 32
     HAS_HELD = 64
-    MAX_FORM = 127
+    HAS_CREDIT = 128  # granted and returned
 
 cdef double MAX_AMOUNT = 1e18
-cdef Py_ssize_t MAX_LINE_BYTES = 1 + 4 + 8 + 8 + 4 + 4 + 8
+cdef Py_ssize_t MAX_LINE_BYTES = 1 + 4 + 8 + 8 + 4 + 4 + 8 + 16
+
+cdef enum:
+    SHARE_BYTES = 12  # a double and a float
 
 
 # Reading
 
-cdef int _fail_truncated(bytes frame) except -1:
+cdef int fail_truncated(bytes frame) except -1:
     raise ProtocolError(f"truncated frame: got {len(frame)} bytes, expected more")
 
 
-cdef unsigned int _count(bytes frame, Py_ssize_t at, Py_ssize_t least, Py_ssize_t most, str what) except? 0:
+cdef unsigned int read_count(bytes frame, Py_ssize_t at, Py_ssize_t least, Py_ssize_t most, str what) except? 0:
     """Read a count of items of at least `least` bytes each."""
     cdef unsigned int count
     cdef const char *data = frame
     if at + 4 > len(frame):
-        _fail_truncated(frame)
+        fail_truncated(frame)
     memcpy(&count, data + at, 4)
     if count > most:
         raise ProtocolError(f"the number of {what} is {count}, expected at most {most}")
     if count * least > len(frame) - at - 4:
-        _fail_truncated(frame)
+        fail_truncated(frame)
     return count
 
 
-cdef str _name(bytes frame, Py_ssize_t at, Py_ssize_t most, str what):
+cdef str read_name(bytes frame, Py_ssize_t at, Py_ssize_t most, str what):
     cdef const char *data = frame
     cdef Py_ssize_t size
     if at >= len(frame):
-        _fail_truncated(frame)
+        fail_truncated(frame)
     size = <unsigned char> data[at]
     if size > len(frame) - at - 1:
-        _fail_truncated(frame)
+        fail_truncated(frame)
     if not 0 < size <= most:
         raise ProtocolError(f"{what} has {size} bytes, expected a name of 1 to {most} bytes of UTF-8")
     try:
@@ -99,7 +103,7 @@ def read_entries(bytes frame not None, Py_ssize_t at, StringTable string_table n
     cdef Py_ssize_t max_users = bounds.users, name_bytes = bounds.name_bytes
     cdef unsigned char form
     cdef str service = None, user = None, resource
-    cdef unsigned int count = _count(
+    cdef unsigned int count = read_count(
         frame, at, 3, min(most, bounds.entries - string_table.count), "new entries"
     )
     cdef unsigned int i
@@ -108,23 +112,23 @@ def read_entries(bytes frame not None, Py_ssize_t at, StringTable string_table n
     for i in range(count):
         yield_gil_periodically(i + 1)
         if at >= len(frame):
-            _fail_truncated(frame)
+            fail_truncated(frame)
         form = data[at]
         if form > (HAS_SERVICE | HAS_USER):
             raise ProtocolError(f"the form of an entry is {form}, expected 0 to 3")
         at += 1
         if form & HAS_SERVICE:
-            service = _name(frame, at, bounds.service_bytes, "service")
+            service = read_name(frame, at, bounds.service_bytes, "service")
             at += 1 + <unsigned char> data[at]
         if form & HAS_USER:
-            user = _name(frame, at, name_bytes, "user")
+            user = read_name(frame, at, name_bytes, "user")
             at += 1 + <unsigned char> data[at]
             string_table.user_count += 1
             if string_table.user_count > max_users:
                 raise ProtocolError(f"the number of users is {string_table.user_count}, expected at most {max_users}")
         if service is None or user is None:
             raise ProtocolError("the first new entry of the frame has no service or no user, expected both")
-        resource = _name(frame, at, name_bytes, "resource")
+        resource = read_name(frame, at, name_bytes, "resource")
         at += 1 + <unsigned char> data[at]
         string_table.add(service, user, resources.setdefault(resource, resource))
     return at
@@ -135,7 +139,7 @@ def read_lines(bytes frame not None, Py_ssize_t at, StringTable string_table not
     cdef const char *data = frame
     cdef const char *here
     cdef const char *end = data + len(frame)
-    cdef unsigned int count = _count(frame, at, 5, min(most, string_table.count), "lines"), whole
+    cdef unsigned int count = read_count(frame, at, 5, min(most, string_table.count), "lines"), whole
     cdef long long number = -1
     cdef unsigned char form
     cdef PackedLines lines = PackedLines(string_table)
@@ -145,16 +149,13 @@ def read_lines(bytes frame not None, Py_ssize_t at, StringTable string_table not
     here = data + at + 4
     for _ in range(count):
         if here >= end:
-            _fail_truncated(frame)
+            fail_truncated(frame)
         form = here[0]
-        if form > MAX_FORM:
-            raise ProtocolError(f"the form of a line is {form}, expected at most {MAX_FORM}")
         size = _line_size(form)
         if size > end - here:
-            _fail_truncated(frame)
+            fail_truncated(frame)
         here += 1
         line = &lines.lines[lines.count]
-        memset(line, 0, sizeof(PackedLine))
         number += 1
         if form & HAS_NUMBER:
             memcpy(&whole, here, 4)
@@ -188,14 +189,27 @@ def read_lines(bytes frame not None, Py_ssize_t at, StringTable string_table not
         if form & HAS_HELD:
             memcpy(&line.held, here, 8)
             here += 8
-        if not (0.0 <= line.settled <= line.consumed <= MAX_AMOUNT and 0.0 <= line.held <= MAX_AMOUNT):
+        if form & HAS_CREDIT:
+            memcpy(&line.granted, here, 8)
+            memcpy(&line.returned, here + 8, 8)
+            here += 16
+        if not _is_valid(line):
             raise ProtocolError(
                 f"invalid line of {string_table[line.entry]!r}: consumed {line.consumed!r}, settled {line.settled!r}, "
-                f"held {line.held!r}, expected amounts from 0 to {MAX_AMOUNT:g}, settled not above consumed"
+                f"held {line.held!r}, granted {line.granted!r}, returned {line.returned!r}, expected amounts "
+                f"from 0 to {MAX_AMOUNT:g}, settled not above consumed, returned not above granted"
             )
         lines.count += 1
     lines.group_by_service()
     return lines, here - data
+
+
+cdef inline bint _is_valid(const PackedLine *line) noexcept:
+    return (
+        0.0 <= line.settled <= line.consumed <= MAX_AMOUNT
+        and 0.0 <= line.held <= MAX_AMOUNT
+        and 0.0 <= line.returned <= line.granted <= MAX_AMOUNT
+    )
 
 
 cdef inline Py_ssize_t _line_size(unsigned char form) noexcept:
@@ -208,6 +222,7 @@ cdef inline Py_ssize_t _line_size(unsigned char form) noexcept:
         + ((form & HAS_REJECTED) >> 2)
         + ((form & HAS_REQUESTS) >> 3)
         + ((form & HAS_HELD) >> 3)
+        + ((form & HAS_CREDIT) >> 3)
     )
 
 
@@ -216,35 +231,33 @@ def read_shares(
 ):
     """Put the shares at `at` into the users of their services; returns where they end."""
     cdef const char *data = frame
-    cdef unsigned int first, count, number, runs = _count(frame, at, 8, most, "runs")
-    cdef float amount, safe
+    cdef unsigned int first, count, number, runs = read_count(frame, at, 8, most, "runs")
+    cdef double granted
+    cdef float safe
     cdef int service, last_service = -1
     cdef dict users = None, shares = None
-    cdef dict made = {}  # most have the same as many others: one object for them
     cdef str last_user = None
-    cdef unsigned long long both
     cdef Py_ssize_t done = 0
     at += 4
     for _ in range(runs):
         if at + 8 > len(frame):
-            _fail_truncated(frame)
+            fail_truncated(frame)
         memcpy(&first, data + at, 4)
         memcpy(&count, data + at + 4, 4)
         at += 8
-        if count * <Py_ssize_t> 8 > len(frame) - at:
-            _fail_truncated(frame)
+        if count * <Py_ssize_t> SHARE_BYTES > len(frame) - at:
+            fail_truncated(frame)
         if first + <Py_ssize_t> count > string_table.count:
             raise ProtocolError(
                 f"the entry of a share is {first + <Py_ssize_t> count - 1}, "
                 f"expected a number below {string_table.count}"
             )
         for number in range(first, first + count):
-            memcpy(&amount, data + at, 4)
-            memcpy(&safe, data + at + 4, 4)
-            memcpy(&both, data + at, 8)
-            at += 8
-            if not (0.0 <= amount <= <float> MAX_AMOUNT and 0.0 <= safe <= <float> MAX_AMOUNT):
-                raise ProtocolError(f"a share is ({amount!r}, {safe!r}), expected amounts from 0 to {MAX_AMOUNT:g}")
+            memcpy(&granted, data + at, 8)
+            memcpy(&safe, data + at + 8, 4)
+            at += SHARE_BYTES
+            if not (0.0 <= granted <= MAX_AMOUNT and 0.0 <= safe <= MAX_AMOUNT):
+                raise ProtocolError(f"a share is ({granted!r}, {safe!r}), expected amounts from 0 to {MAX_AMOUNT:g}")
             service = string_table.refs[number].service
             if service != last_service:
                 users = services.get(string_table.services[service])
@@ -260,10 +273,7 @@ def read_shares(
                 if shares is None:
                     shares = users[user] = {}
                 last_user = user
-            share = made.get(both)
-            if share is None:
-                share = made[both] = Share(amount, safe)
-            shares[resource] = share
+            shares[resource] = new_pair(Share, granted, safe)
             done += 1
             yield_gil_periodically(done)
     return at
@@ -333,7 +343,10 @@ cdef class StringTableWriter:
     """The string table of one direction of a connection, at the writing end.
 
     The shares of a quota are written in three steps: `start_shares`, `resolve_shares` until it returns
-    True, `write_shares`; the lines of a report in one, `write_lines`.
+    True, `write_shares`; the lines of a report in one, `write_lines`; what a node asks for by `_asks`.
+
+    Reports and whole quotas name all users that matter, so they decide when the table is reset because
+    most of it is unused. Asks and answers, many in a slot, reset it only when it is full.
     """
 
     def __cinit__(self):
@@ -450,8 +463,8 @@ cdef class StringTableWriter:
         """Whether the peer accepts as many entries and users."""
         return self.count <= self.max_entries and self.user_count <= self.max_users
 
-    def start_shares(self, list services not None):
-        """Start to write the shares of [(service, users), ...]."""
+    def start_shares(self, list services not None, *, bint whole):
+        """Start to write the shares of [(service, users), ...], those of a whole quota or of an answer."""
         cdef Py_ssize_t used = 0
         cdef int *grown
         for _, users in services:
@@ -468,7 +481,8 @@ cdef class StringTableWriter:
             self.share_entries = grown
             self.share_entries_room = used
         self.share_count = used
-        self.is_reset = self.needs_reset(used)
+        self.is_whole = whole
+        self.is_reset = whole and self.needs_reset(used)
         if self.is_reset:
             self.reset()
         self.next_service = self.next_share = self.next_in_service = 0
@@ -513,19 +527,20 @@ cdef class StringTableWriter:
         cdef unsigned int runs
         memset(&buffer, 0, sizeof(Buffer))
         try:
-            self._write_new_entries(<size_t> &buffer)
+            self.put_new_entries(&buffer)
             runs = self._write_runs(<size_t> &buffer, services)
             self.end_frame()
-            self.is_fragmented = runs > 64 and runs * FRAGMENTED_RUNS > self.share_count
+            if self.is_whole:
+                self.is_fragmented = runs > 64 and runs * FRAGMENTED_RUNS > self.share_count
             return self.is_reset, as_bytes(&buffer)
         finally:
             dispose(&buffer)
 
-    def _write_new_entries(self, size_t address):
-        cdef Buffer *buffer = <Buffer *> address
+    cdef int put_new_entries(self, Buffer *buffer) except -1:
         put(buffer, &self.new_count, 4)
         if self.new_entries.size:
             put(buffer, self.new_entries.data, self.new_entries.size)
+        return 0
 
     def _write_runs(self, size_t address, list services):
         """Encode the shares as runs of consecutive entries; returns the number of runs."""
@@ -535,32 +550,29 @@ cdef class StringTableWriter:
         cdef int expected = -1
         cdef int *entries = self.share_entries
         cdef PackedShares packed
-        cdef float[2] share  # amount and safe
+        cdef double granted
+        cdef float safe
         put(buffer, &runs, 4)
         for _, users in services:
             if type(users) is PackedShares:
                 packed = users
-                room_for(buffer, 8 * packed.count)
+                room_for(buffer, SHARE_BYTES * packed.count)
                 for i in range(packed.count):
                     if entries[at] >= 0:
                         if entries[at] != expected:
-                            run = _begin_run(buffer, run, entries[at], 8 * (packed.count - i))
+                            run = _begin_run(buffer, run, entries[at], SHARE_BYTES * (packed.count - i))
                             runs += 1
-                        share[0] = packed.packed[i].amount
-                        share[1] = safe_of(&packed.packed[i])
-                        memcpy(buffer.data + buffer.size, share, 8)
-                        buffer.size += 8
+                        _put_share(buffer, packed.packed[i].granted, safe_of(&packed.packed[i]))
                         expected = entries[at] + 1
                     at += 1
                 continue
             for resources in users.values():
-                for amount, safe in resources.values():
-                    share[0] = amount
-                    share[1] = safe
+                for granted, safe in resources.values():
                     if entries[at] != expected:
-                        run = _begin_run(buffer, run, entries[at], 8)
+                        run = _begin_run(buffer, run, entries[at], SHARE_BYTES)
                         runs += 1
-                    put(buffer, share, 8)
+                    room_for(buffer, SHARE_BYTES)
+                    _put_share(buffer, granted, safe)
                     expected = entries[at] + 1
                     at += 1
         _end_run(buffer, run)
@@ -606,7 +618,7 @@ cdef class StringTableWriter:
                 last = order[i].entry
             if not is_sorted:
                 qsort(order, used, sizeof(LineOrder), _by_entry)
-            self._write_new_entries(<size_t> &buffer)
+            self.put_new_entries(&buffer)
             count = <unsigned int> used
             put(&buffer, &count, 4)
             for i in range(used):
@@ -657,7 +669,7 @@ cdef PackedLines pack_lines(lines):
     packed.allocate(sum(len(resources) for users in lines.values() for resources in users.values()))
     for service, users in lines.items():
         for user, resources in users.items():
-            for resource, (consumed, rejected, requests, settled, held) in resources.items():
+            for resource, (consumed, rejected, requests, settled, held, granted, returned) in resources.items():
                 line = &packed.lines[packed.count]
                 line.entry = <int> len(string_table)
                 string_table.add(service, user, resource)
@@ -666,6 +678,8 @@ cdef PackedLines pack_lines(lines):
                 line.requests = <unsigned int> (<unsigned long long> requests)
                 line.settled = settled
                 line.held = held
+                line.granted = granted
+                line.returned = returned
                 packed.count += 1
     return packed
 
@@ -684,8 +698,15 @@ cdef Py_ssize_t _begin_run(Buffer *buffer, Py_ssize_t run, int entry, Py_ssize_t
 cdef void _end_run(Buffer *buffer, Py_ssize_t run) noexcept:
     cdef unsigned int length
     if run >= 0:
-        length = <unsigned int> ((buffer.size - run - 8) // 8)
+        length = <unsigned int> ((buffer.size - run - 8) // SHARE_BYTES)
         memcpy(buffer.data + run + 4, &length, 4)
+
+
+cdef inline void _put_share(Buffer *buffer, double granted, float safe) noexcept:
+    """The caller has made room for it."""
+    memcpy(buffer.data + buffer.size, &granted, 8)
+    memcpy(buffer.data + buffer.size + 8, &safe, 4)
+    buffer.size += SHARE_BYTES
 
 
 cdef inline bint _is_whole(double value) noexcept:
@@ -698,10 +719,10 @@ cdef int _write_line(Buffer *buffer, int entry, int expected, PackedLine *line) 
     cdef unsigned char form = 0
     cdef char *here = room_for(buffer, MAX_LINE_BYTES)
     cdef char *begin = here
-    if not (0.0 <= settled <= consumed <= MAX_AMOUNT and 0.0 <= held <= MAX_AMOUNT):
+    if not _is_valid(line):
         raise ValueError(
-            f"invalid line: expected amounts from 0 to {MAX_AMOUNT:g}, settled not above consumed, "
-            f"got {(consumed, refused, served, settled, held)!r}"
+            f"invalid line: expected amounts from 0 to {MAX_AMOUNT:g}, settled not above consumed, returned not "
+            f"above granted, got {(consumed, refused, served, settled, held, line.granted, line.returned)!r}"
         )
     here += 1
     if entry != expected:
@@ -741,6 +762,11 @@ cdef int _write_line(Buffer *buffer, int entry, int expected, PackedLine *line) 
         form |= HAS_HELD
         memcpy(here, &held, 8)
         here += 8
+    if line.granted > 0.0:  # what was not granted cannot be returned
+        form |= HAS_CREDIT
+        memcpy(here, &line.granted, 8)
+        memcpy(here + 8, &line.returned, 8)
+        here += 16
     begin[0] = form
     buffer.size += here - begin
     return 0

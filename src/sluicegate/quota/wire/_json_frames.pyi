@@ -2,11 +2,12 @@ from typing import NoReturn
 
 from typing_extensions import disjoint_base
 
+from sluicegate.quota.messages import UserAsk
 from sluicegate.quota.packed._shares import PackedShares
 from sluicegate.quota.packed._report_lines import PackedLines
 from sluicegate.quota.wire.bounds import Bounds
 
-__all__ = ["JsonLineReader", "find_lines_value", "write_packed_shares"]
+__all__ = ["JsonLineReader", "find_lines_value", "read_user_asks", "write_packed_shares"]
 
 @disjoint_base
 class JsonLineReader:
@@ -16,4 +17,5 @@ class JsonLineReader:
     def parse(self, frame: bytes, begin: int, bounds: Bounds) -> tuple[PackedLines, int]: ...
 
 def find_lines_value(frame: bytes) -> int: ...
+def read_user_asks(services: object, bounds: Bounds) -> dict[str, dict[str, UserAsk]]: ...
 def write_packed_shares(shares: PackedShares, *, is_classic: bool = False) -> bytes: ...

@@ -1,31 +1,36 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The bulk of JSON frames: report lines parsed from JSON, and shares written as JSON.
+"""The bulk of JSON frames: report lines parsed from JSON, asks checked, and shares written as JSON.
 
 `JsonLineReader` keeps the string table of a connection, so that lines of JSON frames are booked as
 those of binary frames: a name is looked up in the ledger once. Its memory is bounded as theirs is:
 the table is reset when most of it is unused.
 
-Amounts are written with six digits after the point, and nine where they are below one.
+Totals of grants are written to the last bit: a node tells them to the leader, which believes it. Other
+amounts have six digits after the point, and nine where they are below one.
 """
 
 import json
 
+from cpython.mem cimport PyMem_Free
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.math cimport floor
 from libc.stdio cimport snprintf
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memset, strcpy, strlen
 
 from sluicegate.errors import ProtocolError
+from sluicegate.quota.messages import Credit, UserAsk
 from sluicegate.quota.packed._shares cimport PackedShare, PackedShares, pack_share, safe_of
 from sluicegate.quota.packed._report_lines cimport PackedLine, PackedLines, StringTable
 from sluicegate.quota.wire._buffer cimport Buffer, PyUnicode_AsUTF8AndSize, as_bytes, dispose, put, room_for
+from sluicegate.quota.wire._named_tuple cimport new_quad, new_triple
 from sluicegate.quota.wire.validation import amount, fail, name, whole
 
-__all__ = ["JsonLineReader", "find_lines_value", "write_packed_shares"]
+__all__ = ["JsonLineReader", "find_lines_value", "read_user_asks", "write_packed_shares"]
 
 cdef extern from "Python.h":
     bint PyUnicode_IS_ASCII(object text)
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    char *PyOS_double_to_string(double value, char form, int precision, int flags, int *kind) except NULL
 
 cdef extern from *:
     """
@@ -36,6 +41,8 @@ cdef extern from *:
     const Py_ssize_t SPARSE_FACTOR, MIN_ENTRIES
 
 cdef double MAX_AMOUNT = 1e18
+_MAX_REQUESTS = 1_000_000_000  # that a node asks for
+_LINE = "[consumed, rejected, requests, settled, held, granted, returned], the last two or none of them left out"
 
 
 cdef inline int _check_name(what, value, Py_ssize_t most) except -1:
@@ -230,7 +237,7 @@ cdef class JsonLineReader:
                     service_number = string_table.service_numbers[service]
                 entry = number
             _expect_byte(cursor, 58, "a colon")
-            _expect_byte(cursor, 91, "a line: [consumed, rejected, requests, settled, held]")
+            _expect_byte(cursor, 91, _LINE)
             line = &packed.lines[packed.count]  # there is room for as many as there are brackets
             line.entry = <int> entry
             line.consumed = _real(cursor)
@@ -242,26 +249,85 @@ cdef class JsonLineReader:
             line.settled = _real(cursor)
             _expect_byte(cursor, 44, "a comma")
             line.held = _real(cursor)
-            _expect_byte(cursor, 93, "the end of a line of five numbers")
-            if line.settled > line.consumed:
-                fail("settled", line.settled, f"at most consumed, which is {line.consumed!r}")
+            if _has_next(cursor, 93):
+                line.granted = _real(cursor)
+                _expect_byte(cursor, 44, "a comma")
+                line.returned = _real(cursor)
+                _expect_byte(cursor, 93, "the end of a line of seven numbers")
+            _check_totals(line)
             packed.count += 1
             has_more = _has_next(cursor, 125)
         return entry
 
     cdef int _line(self, PackedLine *line, values) except -1:
         cdef list numbers
-        if type(values) is not list or len(<list> values) < 5:
-            fail("a line", values, "[consumed, rejected, requests, settled, held]")
+        if type(values) is not list or len(<list> values) not in (5, 7):
+            fail("a line", values, _LINE)
         numbers = <list> values
         line.consumed = _amount("consumed", numbers[0])
         line.rejected = _requests("rejected", numbers[1])
         line.requests = _requests("requests", numbers[2])
         line.settled = _amount("settled", numbers[3])
         line.held = _amount("held", numbers[4])
-        if line.settled > line.consumed:
-            fail("settled", line.settled, f"at most consumed, which is {line.consumed!r}")
-        return 0
+        if len(numbers) == 7:
+            line.granted = _amount("granted", numbers[5])
+            line.returned = _amount("returned", numbers[6])
+        return _check_totals(line)
+
+
+cdef int _check_totals(const PackedLine *line) except -1:
+    if line.settled > line.consumed:
+        fail("settled", line.settled, f"at most consumed, which is {line.consumed!r}")
+    if line.returned > line.granted:
+        fail("returned", line.returned, f"at most granted, which is {line.granted!r}")
+    return 0
+
+
+def read_user_asks(services, bounds):
+    """Check what stood under `users` in an ask; returns service -> user -> UserAsk."""
+    cdef Py_ssize_t name_bytes = bounds.name_bytes, users_left = bounds.asked, rows_left = bounds.lines
+    cdef dict read = {}, read_users, credits
+    if type(services) is not dict or len(services) > bounds.services:
+        fail("users", services, f"an object of at most {bounds.services} services")
+    for service, users in (<dict> services).items():
+        _check_name("service", service, bounds.service_bytes)
+        if type(users) is not dict or len(<dict> users) > users_left:
+            fail("users", users, f"an object of at most {users_left} users")
+        users_left -= len(<dict> users)
+        read_users = read[service] = {}
+        for user, user_ask in (<dict> users).items():
+            _check_name("user", user, name_bytes)
+            if type(user_ask) is not dict:
+                fail("a user", user_ask, "an object with the keys requests and resources")
+            resources = (<dict> user_ask).get("resources", {})
+            if type(resources) is not dict or len(<dict> resources) > min(bounds.resources, rows_left):
+                fail("resources", resources, f"an object of at most {min(bounds.resources, rows_left)} resources")
+            rows_left -= len(<dict> resources)
+            credits = {}
+            for resource, credit in (<dict> resources).items():
+                _check_name("resource", resource, name_bytes)
+                credits[resource] = _credit(credit)
+            requests = whole("requests", (<dict> user_ask).get("requests"), 0, _MAX_REQUESTS + 1)
+            waits = (<dict> user_ask).get("waits", False)
+            if type(waits) is not bool:
+                fail("waits", waits, "true or false")
+            read_users[user] = new_triple(UserAsk, requests, credits, waits)
+    return read
+
+
+cdef object _credit(values):
+    cdef double granted, returned, used, cost
+    cdef list numbers
+    if type(values) is not list or len(<list> values) != 4:
+        fail("a credit", values, "[granted, returned, used, cost]")
+    numbers = <list> values
+    granted = _amount("granted", numbers[0])
+    returned = _amount("returned", numbers[1])
+    used = _amount("used", numbers[2])
+    cost = _amount("cost", numbers[3])
+    if returned > granted:
+        fail("returned", returned, f"at most granted, which is {granted!r}")
+    return new_quad(Credit, granted, returned, used, cost)
 
 
 # Reading JSON
@@ -511,6 +577,17 @@ cdef inline char *_number(char *here, double value) noexcept nogil:
     return here + last + (last > 0)
 
 
+cdef char *_exact_number(char *here, double value) except NULL:
+    """As few digits as name the very same number, at most 24 characters."""
+    cdef char *digits
+    if value < 1e15 and value == floor(value):
+        return _whole_number(here, <unsigned long long> value)
+    digits = PyOS_double_to_string(value, b"r", 0, 0, NULL)
+    strcpy(here, digits)
+    PyMem_Free(digits)
+    return here + strlen(here)
+
+
 cdef int _put_text(Buffer *buffer, str text) except -1:
     """A name in quotes."""
     cdef Py_ssize_t size, i
@@ -540,13 +617,13 @@ cdef int _put_share(Buffer *buffer, str resource, const PackedShare *share, bint
     here = begin = room_for(buffer, 64)
     if is_classic:
         here[0] = 58
-        here = _number(here + 1, share.amount)
-        if share.amount < 1e15 and share.amount == floor(share.amount):
+        here = _number(here + 1, share.granted)
+        if share.granted < 1e15 and share.granted == floor(share.granted):
             memcpy(here, b".0", 2)  # as the classic central writes its floats
             here += 2
     else:
         memcpy(here, b":[", 2)
-        here = _number(here + 2, share.amount)
+        here = _exact_number(here + 2, share.granted)
         here[0] = 44
         here = _number(here + 1, safe_of(share))
         here[0] = 93
@@ -557,7 +634,7 @@ cdef int _put_share(Buffer *buffer, str resource, const PackedShare *share, bint
 
 
 def write_packed_shares(PackedShares shares not None, *, bint is_classic=False):
-    """The object of user -> resource -> [amount, safe]; of the amount alone, if it is classic."""
+    """The object of user -> resource -> [granted, safe]; of `granted` alone, if it is classic."""
     cdef Buffer buffer
     cdef Py_ssize_t i, count = shares.count
     cdef PackedShare *packed = shares.packed
@@ -585,7 +662,7 @@ def write_packed_shares(PackedShares shares not None, *, bint is_classic=False):
                 continue
             entry = <tuple> names[packed[i].bucket]
             if entry[0] in repeated:
-                repeated[entry[0]][entry[1]] = (packed[i].amount, safe_of(&packed[i]))
+                repeated[entry[0]][entry[1]] = (packed[i].granted, safe_of(&packed[i]))
     memset(&buffer, 0, sizeof(Buffer))
     last = None
     try:
@@ -612,8 +689,8 @@ def write_packed_shares(PackedShares shares not None, *, bint is_classic=False):
         for user, resources in repeated.items():
             _put_text(&buffer, user)
             put(&buffer, b":{", 2)
-            for resource, (share_amount, safe) in resources.items():
-                one = pack_share(0, share_amount, safe)
+            for resource, (granted, safe) in resources.items():
+                one = pack_share(0, granted, safe)
                 _put_share(&buffer, resource, &one, is_classic)
             buffer.size -= 1
             put(&buffer, b"},", 2)

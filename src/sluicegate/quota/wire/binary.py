@@ -1,4 +1,4 @@
-"""Binary frames: their kinds, heads and names; the bulk is read and written by `_binary.pyx`.
+"""Binary frames: their kinds, heads and names; `_binary.pyx` and `_asks.pyx` have the bulk.
 
 Numbers are little-endian. A frame begins with its kind and its flags; a name is a byte with its
 length and so many bytes of UTF-8. Each direction of a connection has a string table: an *entry* is
@@ -16,25 +16,32 @@ from collections.abc import Generator
 from typing import Any, NoReturn
 
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.messages import Ack, Ask, Hint, Quota, Report, ServiceQuota, Share
 from sluicegate.quota.packed._report_lines import StringTable
+from sluicegate.quota.wire._asks import (
+    read_hints,
+    read_user_asks,
+    write_hints,
+    write_user_asks,
+)
 from sluicegate.quota.wire._binary import StringTableWriter, read_entries, read_lines, read_shares
 from sluicegate.quota.wire.bounds import Bounds
-from sluicegate.quota.wire.validation import amount, fail, name, time, whole
+from sluicegate.quota.wire.validation import amount, duration, fail, name, time, whole
 
 __all__ = ["FrameReader", "FrameWriter"]
 
 _REPORT, _ASK, _ACK, _QUOTA = 1, 2, 3, 4  # the kinds
 
-_RESET = 1  # flag of a report and a quota: the string table is reset
+_RESET = 1  # flag of a report, an ask and a quota: the string table is reset
 _LEAVING = 2  # of a report
 _WHOLE = 2  # of a quota
+_HINTS = 4  # of a quota: hints follow
 _LEADS = 1  # of an ack
 
 _REPORT_HEAD = struct.Struct("<qIIqqdq")
-_ASK_HEAD = struct.Struct("<qqd")
+_ASK_HEAD = struct.Struct("<qd")
 _ACK_BODY = struct.Struct("<qqIdd")
-_QUOTA_HEAD = struct.Struct("<qQqdI")
+_QUOTA_HEAD = struct.Struct("<qQqdId")
 _U16, _U32, _F64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<d")
 
 
@@ -134,17 +141,12 @@ class FrameReader:
         )
 
     def _ask(self, flags: int) -> Ask:
-        self._flags(flags, 0)
+        self._flags(flags, _RESET)
         node = self._name("node")
-        boot, slot, sent = self._take(_ASK_HEAD)
-        users: dict[str, list[str]] = {}
-        left = self._bounds.asked
-        for _ in range(self._count("services", _U16, 6, self._bounds.services)):
-            service = self._service()
-            count = self._count("users", _U32, 2, left)
-            left -= count
-            users[service] = [self._name("user") for _ in range(count)]
-        return Ask(node, whole("boot", boot), whole("slot", slot, -1), time("sent", sent), users)
+        boot, sent = self._take(_ASK_HEAD)
+        self._read_new_entries(flags, self._bounds.lines)
+        users, self._at = read_user_asks(self._frame, self._at, self._string_table, self._bounds)
+        return Ask(node, whole("boot", boot), time("sent", sent), users)
 
     def _ack(self, flags: int) -> Ack:
         self._flags(flags, _LEADS)
@@ -161,9 +163,9 @@ class FrameReader:
         )
 
     def _quota(self, flags: int) -> Quota:
-        self._flags(flags, _RESET | _WHOLE)
+        self._flags(flags, _RESET | _WHOLE | _HINTS)
         central = self._name("central")
-        epoch, version, slot, at, nodes = self._take(_QUOTA_HEAD)
+        epoch, version, slot, at, nodes, interval = self._take(_QUOTA_HEAD)
         newcomers: dict[str, dict[str, float]] = {}
         for _ in range(self._count("services", _U16, 4, self._bounds.services)):
             shares = newcomers[self._service()] = {}
@@ -181,7 +183,12 @@ class FrameReader:
             if number >= len(order):
                 fail("the service of a free user", number, f"a number below {len(order)}")
             users[order[number]][self._name("user")] = {}
-        services = {name: ServiceQuota(users[name], newcomers[name]) for name in order}
+        hints: dict[str, dict[str, Hint]] = {}
+        if flags & _HINTS:
+            hints, self._at = read_hints(self._frame, self._at, order, self._bounds)
+        services = {
+            name: ServiceQuota(users[name], newcomers[name], hints.get(name, {})) for name in order
+        }
         return Quota(
             central,
             whole("epoch", epoch, -1),
@@ -190,6 +197,7 @@ class FrameReader:
             time("time", at),
             nodes,
             bool(flags & _WHOLE),
+            duration("interval", interval),
             services,
         )
 
@@ -242,14 +250,9 @@ class FrameWriter:
         return b"".join((bytes((_REPORT, flags)), _packed(report.node), head, bulk))
 
     def _ask(self, ask: Ask) -> bytes:
-        frame = bytearray((_ASK, 0)) + _packed(ask.node)
-        frame += _ASK_HEAD.pack(ask.boot, ask.slot, ask.sent)
-        frame += _U16.pack(len(ask.users))
-        for service, users in ask.users.items():
-            frame += _packed(service) + _U32.pack(len(users))
-            for user in users:
-                frame += _packed(user)
-        return bytes(frame)
+        is_reset, bulk = write_user_asks(self._string_table_writer, ask.users, self._bounds)
+        head = _ASK_HEAD.pack(ask.boot, ask.sent)
+        return b"".join((bytes((_ASK, _RESET if is_reset else 0)), _packed(ask.node), head, bulk))
 
     def _ack(self, ack: Ack) -> bytes:
         body = _ACK_BODY.pack(ack.epoch, ack.boot, ack.sequence, ack.sent, ack.time)
@@ -257,19 +260,27 @@ class FrameWriter:
 
     def _quota(self, quota: Quota) -> Generator[None, None, bytes]:
         frame = bytearray(2) + _packed(quota.central)
-        frame += _QUOTA_HEAD.pack(quota.epoch, quota.version, quota.slot, quota.time, quota.nodes)
+        frame += _QUOTA_HEAD.pack(
+            quota.epoch, quota.version, quota.slot, quota.time, quota.nodes, quota.interval
+        )
         frame += _U16.pack(len(quota.services))
         for service, part in quota.services.items():
             frame += _packed(service) + _U16.pack(len(part.newcomers))
             for resource, share in part.newcomers.items():
                 frame += _packed(resource) + _F64.pack(share)
         services = [(service, part.users) for service, part in quota.services.items()]
-        self._string_table_writer.start_shares(services)
+        self._string_table_writer.start_shares(services, whole=quota.whole)
         while not self._string_table_writer.resolve_shares(services):
             yield
         is_reset, bulk = self._string_table_writer.write_shares(services)
+        hints = [part.hints for part in quota.services.values()]
+        has_hints = any(hints)
         frame[0] = _QUOTA
-        frame[1] = (_RESET if is_reset else 0) | (_WHOLE if quota.whole else 0)
+        frame[1] = (
+            (_RESET if is_reset else 0)
+            | (_WHOLE if quota.whole else 0)
+            | (_HINTS if has_hints else 0)
+        )
         free = [
             _U16.pack(number) + _packed(user)
             for number, (_, users) in enumerate(services)
@@ -277,7 +288,8 @@ class FrameWriter:
             for user, shares in users.items()
             if not shares
         ]
-        return b"".join((frame, bulk, _U32.pack(len(free)), *free))
+        told = write_hints(hints) if has_hints else b""
+        return b"".join((frame, bulk, _U32.pack(len(free)), *free, told))
 
 
 def _packed(text: str) -> bytes:

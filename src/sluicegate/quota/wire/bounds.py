@@ -14,7 +14,7 @@ SUBPROTOCOL = "sluicegate.v1"
 
 class Bounds(NamedTuple):
     frame_bytes: int = 16 << 20
-    lines: int = 50_000  # of a report, and entries that it introduces: it is booked in one go
+    lines: int = 50_000  # of a report, credits of an ask; and entries that either introduces
     asked: int = 20_000  # users of an ask
     users: int = 200_000  # in a string table
     entries: int = 800_000  # shares of a quota, entries of a string table

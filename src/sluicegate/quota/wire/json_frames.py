@@ -2,8 +2,9 @@
 
     {"report": {...}}   {"ask": {...}}   {"ack": {...}}   {"quota": {...}}
 
-The keys are the fields of `messages`; a line is [consumed, rejected, requests, settled,
-held], a share [amount, safe]. Keys that are not known here are ignored, so that the format can
+The keys are the fields of `messages`; a line is [consumed, rejected, requests, settled, held,
+granted, returned], a credit [granted, returned, used, cost], a share [granted, safe], a hint
+[wait, recall, may_float]. Keys that are not known here are ignored, so that the format can
 grow. Everything that is read is checked: a frame is valid as a whole, or a ProtocolError says what
 is not.
 """
@@ -13,12 +14,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.messages import Ack, Ask, Hint, Quota, Report, ServiceQuota, Share
 from sluicegate.quota.packed._report_lines import PackedLines
 from sluicegate.quota.packed._shares import PackedShares
-from sluicegate.quota.wire._json_frames import JsonLineReader, find_lines_value, write_packed_shares
+from sluicegate.quota.wire._json_frames import (
+    JsonLineReader,
+    find_lines_value,
+    read_user_asks,
+    write_packed_shares,
+)
 from sluicegate.quota.wire.bounds import Bounds
-from sluicegate.quota.wire.validation import amount, fail, flag, name, time, whole
+from sluicegate.quota.wire.validation import amount, duration, fail, flag, name, time, whole
 
 try:
     import orjson
@@ -64,7 +70,11 @@ def write_message(message: Report | Ask) -> str:
         body = message._asdict()
         body["lines"] = dict(message.lines.items())
         return _dumps("report", body)
-    return _dumps("ask", message._asdict())
+    users = {
+        service: {user: user_ask._asdict() for user, user_ask in users.items()}
+        for service, users in message.users.items()
+    }
+    return _dumps("ask", {**message._asdict(), "users": users})
 
 
 def write_answer(answer: Ack | Quota, bounds: Bounds) -> str:
@@ -74,7 +84,8 @@ def write_answer(answer: Ack | Quota, bounds: Bounds) -> str:
     head = answer._asdict()
     del head["services"]
     services = ",".join(
-        f'{_text(service)}:{{"newcomers":{_text(part.newcomers)},"users":{_users(part)}}}'
+        f'{_text(service)}:{{"newcomers":{_text(part.newcomers)},"users":{_users(part)}'
+        f"{_hints(part)}}}"
         for service, part in answer.services.items()
     )
     return f'{{"quota":{{{_text(head)[1:-1]},"services":{{{services}}}}}}}'
@@ -110,12 +121,16 @@ def _users(part: ServiceQuota, *, is_classic: bool = False) -> str:
     if is_classic:
         return _text(
             {
-                user: {resource: share.amount for resource, share in shares.items()}
+                user: {resource: share.granted for resource, share in shares.items()}
                 for user, shares in part.users.items()
                 if shares
             }
         )
     return _text(part.users)
+
+
+def _hints(part: ServiceQuota) -> str:
+    return f',"hints":{_text(part.hints)}' if part.hints else ""
 
 
 def _text(value: object) -> str:
@@ -172,21 +187,11 @@ def _report(body: dict[str, Any], lines: PackedLines, bounds: Bounds) -> Report:
 
 
 def _ask(body: dict[str, Any], bounds: Bounds) -> Ask:
-    services = _mapping("users", body.get("users"), bounds.services)
-    left = bounds.asked
-    for service, users in services.items():
-        name("service", service, bounds.service_bytes)
-        if type(users) is not list or len(users) > left:
-            fail("users", users, f"a list of at most {left} names")
-        left -= len(users)
-        for user in users:
-            name("user", user, bounds.name_bytes)
     return Ask(
         name("node", body.get("node"), bounds.name_bytes),
         whole("boot", body.get("boot")),
-        whole("slot", body.get("slot"), -1),
         time("sent", body.get("sent")),
-        services,
+        read_user_asks(body.get("users"), bounds),
     )
 
 
@@ -215,6 +220,7 @@ def _quota(body: dict[str, Any], bounds: Bounds) -> Quota:
         time("time", body.get("time")),
         whole("nodes", body.get("nodes"), 0, 1 << 32),
         flag("whole", body.get("whole")),
+        duration("interval", body.get("interval")),
         services,
     )
 
@@ -234,10 +240,20 @@ def _service_quota(value: object, bounds: Bounds) -> ServiceQuota:
             name("resource", resource, bounds.name_bytes): amount("newcomers", share)
             for resource, share in newcomers.items()
         },
+        {
+            name("user", user, bounds.name_bytes): _hint(hint)
+            for user, hint in _mapping("hints", part.get("hints", {}), bounds.users).items()
+        },
     )
 
 
 def _share(share: object) -> Share:
     if type(share) is not list or len(share) < 2:
-        fail("a share", share, "[amount, safe]")
-    return Share(amount("amount", share[0]), amount("safe", share[1]))
+        fail("a share", share, "[granted, safe]")
+    return Share(amount("granted", share[0]), amount("safe", share[1]))
+
+
+def _hint(hint: object) -> Hint:
+    if type(hint) is not list or len(hint) < 3:
+        fail("a hint", hint, "[wait, recall, may_float]")
+    return Hint(duration("wait", hint[0]), flag("recall", hint[1]), flag("may_float", hint[2]))

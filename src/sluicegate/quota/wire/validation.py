@@ -1,18 +1,19 @@
 """Validation of the numbers and names in a frame; a ProtocolError says what is wrong.
 
-Amounts are from 0 to 1e18 in the resource's unit, times at most 1e12 s from zero, whole numbers
-below 2**53, so that a language with doubles only can hold them. Names are 1 to 200 bytes of
-UTF-8 (a service's: 50).
+Amounts are from 0 to 1e18 in the resource's unit, times at most 1e12 s from zero, durations at
+most an hour, whole numbers below 2**53, so that a language with doubles only can hold them. Names
+are 1 to 200 bytes of UTF-8 (a service's: 50).
 """
 
 from typing import NoReturn
 
 from sluicegate.errors import ProtocolError
 
-__all__ = ["MAX_AMOUNT", "amount", "fail", "flag", "name", "time", "whole"]
+__all__ = ["MAX_AMOUNT", "amount", "duration", "fail", "flag", "name", "time", "whole"]
 
 MAX_AMOUNT = 1e18
 _MAX_SECONDS = 1e12
+_MAX_DURATION = 3600.0
 _MAX_WHOLE = 1 << 53
 
 
@@ -44,6 +45,12 @@ def time(what: str, value: object) -> float:
     if type(value) in (int, float) and -_MAX_SECONDS <= value <= _MAX_SECONDS:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
     fail(what, value, f"seconds from -{_MAX_SECONDS:g} to {_MAX_SECONDS:g}")
+
+
+def duration(what: str, value: object) -> float:
+    if type(value) in (int, float) and 0.0 <= value <= _MAX_DURATION:  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
+    fail(what, value, f"seconds from 0 to {_MAX_DURATION:g}")
 
 
 def whole(what: str, value: object, least: int = 0, most: int = _MAX_WHOLE) -> int:

@@ -17,7 +17,7 @@ from sluicegate.errors import ConfigError
 from sluicegate.quota import Central, Entry
 from sluicegate.quota.central.limit_sources import open_source
 from sluicegate.quota.central.limit_sources.memory import MemoryLimits
-from sluicegate.quota.messages import Ack, Ask, Quota
+from sluicegate.quota.messages import Ack, Ask, Quota, UserAsk
 from tests.harness.central import SLOT, V1Node, running, slot_of
 from tests.harness.loop_turns import timed_turns
 from tests.harness.servers import RedisServer
@@ -29,13 +29,13 @@ QUICK = 0.2  # seconds: slots that a change is in force after
 
 
 def share_of(message: object) -> float | None:
-    """What a node is told of ann, in a whole quota or in answer to an ask. None: nothing."""
+    """The safe share of ann that a node is told, in any quota. None: nothing is said."""
     if not isinstance(message, Quota) or "front" not in message.services:
         return None
     shares = message.services["front"].users.get("ann")
     if shares is None:
         return None
-    return shares["requests"].amount if shares else math.inf
+    return shares["requests"].safe if shares else math.inf
 
 
 def wait_for_share(central: Central, node: V1Node, least: float, most: float) -> None:
@@ -45,7 +45,7 @@ def wait_for_share(central: Central, node: V1Node, least: float, most: float) ->
     def is_told() -> bool:
         slot = slot_of(central)
         node.send(node.message(slot - 1))
-        node.send(Ask(node.node, 1, slot, 1.5, {"front": ["ann"]}))
+        node.send(Ask(node.node, 1, 1.5, {"front": {"ann": UserAsk(1, {})}}))
         while not isinstance(message := node.read(), Ack):
             if (share := share_of(message)) is not None:
                 shares.append(share)

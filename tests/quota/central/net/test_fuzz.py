@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from websockets.sync.client import connect
 
-from sluicegate.quota.messages import Ack, Ask, Line, Report
+from sluicegate.quota.messages import Ack, Ask, Line, Report, UserAsk
 from sluicegate.quota.wire import NodeWire
 from tests.harness import loop_turns
 from tests.harness.central import frame
@@ -292,8 +292,8 @@ def asked(users: int) -> bytes:
     slot = int(time.time())
     wire = NodeWire()
     report = wire.write(Report("asks", boot, 1, -1, 0, slot - 1, 0.0, {}))
-    names = {"front": [f"{boot:x}-{n}" for n in range(users)]}
-    ask = wire.write(Ask("asks", boot, slot, 0.0, names))
+    names = {"front": {f"{boot:x}-{n}": UserAsk(1, {}) for n in range(users)}}
+    ask = wire.write(Ask("asks", boot, 0.0, names))
     return frame(cast("bytes", report), 2) + frame(cast("bytes", ask), 2)
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from websockets.sync.client import connect
 
-from sluicegate.quota.messages import Ack, Ask, Quota
+from sluicegate.quota.messages import Ack, Ask, Credit, Quota, UserAsk
 from tests.harness.central import SLOT, PlainNode, V1Node, closed_with, get, running, slot_of
 from tests.harness.waits import wait_for
 
@@ -50,13 +50,36 @@ def test_quotas_come_by_themselves_slot_after_slot(binary: bool) -> None:
         assert all(quota.whole for quota in quotas)
 
 
-def test_who_asks_for_a_newcomer_is_answered_within_the_slot() -> None:
+def test_who_asks_is_answered_at_once() -> None:
     with running() as central, V1Node(central) as node:
         slot = slot_of(central)
         node.report(slot - 1)
-        node.send(Ask("n", 1, slot, 2.5, {"front": ["bob"]}))
+        node.send(Ask("n", 1, 2.5, {"front": {"bob": UserAsk(3, {})}}))
         answer = node.read_until(lambda got: isinstance(got, Quota) and not got.whole)
-        assert answer.services["front"].users["bob"]["requests"].amount > 0
+        assert answer.services["front"].users["bob"]["requests"].granted == 3.0
+
+
+def test_who_waits_for_credit_is_granted_it_in_turn_without_asking_again() -> None:
+    with running() as central, V1Node(central) as node, V1Node(central, "other") as other:
+        for each in (node, other):
+            each.report(slot_of(central) - 1)
+
+        def granted(to: V1Node) -> float:
+            """What the next message with a grant says in all."""
+            message = to.read_until(
+                lambda got: isinstance(got, Quota) and "bob" in got.services["front"].users
+            )
+            return message.services["front"].users["bob"]["requests"].granted
+
+        other.send(Ask("other", 1, 2.5, {"front": {"bob": UserAsk(1_000_000, {})}}))
+        total = granted(other)
+        credit = {"requests": Credit(total, 0.0, total, 1.0)}
+        other.send(Ask("other", 1, 2.6, {"front": {"bob": UserAsk(1_000_000, credit)}}))
+        node.send(Ask("n", 1, 2.5, {"front": {"bob": UserAsk(5, {})}}))
+        while granted(node) == 0.0:
+            pass
+        while granted(other) == total:
+            pass
 
 
 def test_who_asks_for_many_is_told_of_all_of_them() -> None:
@@ -64,7 +87,8 @@ def test_who_asks_for_many_is_told_of_all_of_them() -> None:
         slot = slot_of(central)
         node.report(slot - 1)
         missing = {f"user-{n}" for n in range(600)}
-        node.send(Ask("n", 1, slot, 2.5, {"front": sorted(missing), "nosuch": ["x"]}))
+        users = {user: UserAsk(1, {}) for user in sorted(missing)}
+        node.send(Ask("n", 1, 2.5, {"front": users, "nosuch": {"x": UserAsk(1, {})}}))
         while missing:
             answer = node.read_until(lambda got: isinstance(got, Quota) and not got.whole)
             if "front" in answer.services:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.errors import Throttled
-from sluicegate.quota.messages import Ack, Line, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.messages import Ack, Ask, Hint, Line, Quota, Report, ServiceQuota, Share
+from sluicegate.quota.node.core._user_table import Ticket
 from sluicegate.quota.node.core.state import NodeState
+from sluicegate.quota.stable_hash import hash_fraction
 
 SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
 _CENTRALS = ("c1", "c2")
@@ -30,11 +32,12 @@ def _quota(
     time: float | None = None,
     *,
     epoch: int = 1,
-    whole: bool = True,
+    whole: bool = False,
 ) -> Quota:
+    """An answer to an Ask: users that the node does not know yet are told of, too."""
     services = {"front": ServiceQuota(users, newcomers or {})}
     told = float(slot) if time is None else time
-    return Quota("c1", epoch, 1, slot, told, 2, whole, services)
+    return Quota("c1", epoch, 1, slot, told, 2, whole, 0.05, services)
 
 
 def _ack(report: Report, now: float, *, leads: bool = True, epoch: int = 1) -> Ack:
@@ -45,9 +48,10 @@ def _reports(node: NodeState, now: float) -> dict[str, Report]:
     return {to: told for to, told in node.outgoing(now) if isinstance(told, Report)}
 
 
-_amount = st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0, 7.5, 1000.0])
+# Sums of these are exact: an allowance is kept in single precision.
+_amount = st.sampled_from([0.0, 0.125, 0.25, 1.0, 3.0, 7.5, 1000.0])
 _amounts = st.dictionaries(st.sampled_from(["reads", "writes", "other"]), _amount, max_size=3)
-_share = st.sampled_from([0.0, 0.01, 0.3, 1.0, 2.5, 10.0, 333.0])
+_share = st.sampled_from([0.0, 0.0625, 0.25, 1.0, 2.5, 10.0, 333.0])
 _offers = st.lists(
     st.tuples(
         st.sampled_from([0.0, 0.2, 0.9, 1.0, 3.0]),
@@ -88,7 +92,10 @@ def test_an_offer_is_a_loop_of_throttle_and_consume(
                 one.consume(now, "front", user, amounts)
                 passed += 1
         assert other.offer(now, "front", user, amounts, count) == passed
-    assert one.status(now).asking == other.status(now).asking
+    if (
+        not is_running
+    ):  # else the end of a request releases a part of another, and an offer asks later
+        assert one.status(now).asking == other.status(now).asking
     ours, theirs = one.leave(now)[0][1].lines, other.leave(now)[0][1].lines
     assert _flat(ours) == pytest.approx(_flat(theirs), rel=1e-9, abs=1e-9)
 
@@ -107,7 +114,8 @@ def _flat(lines: dict[str, dict[str, dict[str, Line]]]) -> dict[str, float]:
 @pytest.mark.parametrize(("nodes", "slots_each"), [(64 if SOAK else 20, 60), (20, 1)])
 def test_a_small_limit_lives_on_nodes_that_are_on_their_own(nodes: int, slots_each: int) -> None:
     """One per minute, one per second on many nodes: no central, only safe shares."""
-    fleet = [_node(f"node-{number}", max_users=16) for number in range(nodes)]
+    names = [f"node-{number}" for number in range(nodes)]
+    fleet = [_node(name, max_users=16) for name in names]
     share = Share(0.0, 1 / slots_each / nodes)
     for node in fleet:
         node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": share}}, time=1000.0))
@@ -117,10 +125,13 @@ def test_a_small_limit_lives_on_nodes_that_are_on_their_own(nodes: int, slots_ea
     ]
     # Each node once in a full round, at a time of its own: by no means all at once or at the end.
     assert sum(passed) == pytest.approx(nodes, abs=1)
+    # At first, those whose turn was in the slots since the leader was last heard.
+    early = 4.5 / slots_each / nodes
+    assert passed[0] == sum(hash_fraction(name, "front", "ann") >= 1.0 - early for name in names)
     quarter = len(passed) // 4
     for begin in range(0, 4 * quarter, quarter):
         assert nodes / 10 <= sum(passed[begin : begin + quarter]) <= nodes / 2
-    assert max(passed) <= 5
+    assert max(passed[1:]) <= 5
 
 
 def test_a_newcomer_never_gets_more_than_share_times_slots_and_one_request() -> None:
@@ -129,9 +140,11 @@ def test_a_newcomer_never_gets_more_than_share_times_slots_and_one_request() -> 
         passed = 0
         for slot in range(200):
             node.receive(float(slot), "c1", _quota(1000 + slot, {}, {"reads": share}))
-            passed += node.offer(slot + 0.2, "front", "bob", {"reads": 1.0}, 10)
-            assert passed < share * (slot + 1) + 1
-        assert passed > share * 200 - 1
+            for part in range(20):
+                passed += node.offer(slot + part / 20, "front", "bob", {"reads": 1.0}, 10)
+                assert passed <= share * (slot + part / 20) + max(share, 1.0) + 1e-3
+        # What is asked for a little late is lost where the allowance is full.
+        assert passed > 0.97 * share * 200 - 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -221,6 +234,67 @@ def test_users_who_have_gone_are_forgotten_and_their_totals_begin_again() -> Non
     node.consume(140.1, "front", "user-1", {"reads": 2.0})
     line = _reports(node, 141.5)["c1"].lines["front"]["user-1"]["reads"]
     assert line == Line(2.0, 0, 1, 0.0, 0.0)
+
+
+def test_an_idle_user_gives_back_all_its_credit_before_it_is_forgotten() -> None:
+    node = _node()
+    node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": Share(10.0, 0.0)}}, time=1000.0))
+    assert node.offer(0.1, "front", "ann", {"reads": 1.0}, 3) == 3
+    returned: dict[float, int] = {}  # by amount, in which slot it was first told
+    for slot in range(300):
+        now = slot + 0.5
+        for central, sent in node.outgoing(now):
+            if isinstance(sent, Ask):
+                [[each]] = [users.values() for users in sent.users.values()]
+                assert each.requests == 0
+                returned.setdefault(each.resources["reads"].returned, slot)
+            else:
+                node.receive(now + 0.1, central, _ack(sent, now + 0.1, leads=central == "c1"))
+    # First all but what may be needed before more can come: 4 requests, after 3 at once.
+    assert list(returned) == [3.0, 7.0]
+    assert returned[3.0] == 0
+    assert 120 <= returned[7.0] <= 125
+    assert node.status(300.0).users == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_no_more_passes_than_was_granted_and_not_given_back(seed: int) -> None:
+    """A leader that grants at random. Its messages are late, doubled and out of order, or lost."""
+    chance = random.Random(seed)
+    node = _node()
+    node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": Share(0.0, 0.0)}}, time=1000.0))
+    granted = used = returned = now = 0.0
+    under_way: list[Quota] = []
+    running: list[tuple[float, Ticket]] = []
+    for _ in range(300):
+        now += chance.choice([0.0, 0.003, 0.02, 0.15])
+        cost = chance.choice([0.25, 1.0, 3.0])
+        ticket = Ticket()
+        if node.throttle(now, "front", "ann", {"reads": cost}, ticket=ticket) is None:
+            running.append((cost, ticket))
+            used += cost
+        if running and chance.random() < 0.5:
+            cost, ticket = running.pop(chance.randrange(len(running)))
+            node.consume(now, "front", "ann", {"reads": cost}, ticket)
+        assert used <= granted - returned + 1e-5
+        for _, sent in node.outgoing(now):
+            if isinstance(sent, Ask):
+                each = sent.users["front"]["ann"]
+                credit = each.resources["reads"]
+                assert returned <= credit.returned <= credit.granted <= granted
+                assert credit.used == pytest.approx(used, abs=1e-4)
+                returned = credit.returned
+                granted += chance.choice([0.0, 0.5, 1.0, 7.0]) if each.requests else 0.0
+        hint = Hint(0.0, recall=chance.random() < 0.1, may_float=False)
+        services = {
+            "front": ServiceQuota({"ann": {"reads": Share(granted, 0.0)}}, {}, {"ann": hint})
+        }
+        under_way.append(_quota(1000, {}, time=1000.0 + now)._replace(services=services))
+        chance.shuffle(under_way)
+        while under_way and chance.random() < 0.5:
+            quota = under_way.pop() if chance.random() < 0.8 else under_way[-1]
+            node.receive(now, "c1", quota)
 
 
 def test_a_user_is_not_forgotten_before_a_leader_knows_his_totals() -> None:
@@ -392,16 +466,15 @@ def test_a_refusal_can_be_sent_to_another_process() -> None:
 
 
 def test_a_node_shows_itself() -> None:
-    assert repr(_node()) == (
-        "NodeState('n1', slot=1000, epoch=-1, leader=None, quota_age=None, users=0)"
-    )
+    assert repr(_node()) == ("NodeState('n1', slot=1000, epoch=-1, leader=None, users=0)")
 
 
 def test_requests_that_cost_nothing_do_not_make_the_next_ones_free() -> None:
     node = _node()
-    node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": Share(3.0, 1.0)}}, time=1000.0))
-    node.throttle(0.1, "front", "ann")
-    node.consume(0.1, "front", "ann", {"reads": 0.0})
+    node.receive(0.0, "c1", _quota(1000, {"ann": {"reads": Share(4.0, 1.0)}}, time=1000.0))
+    for reads in (1.0, 0.0):
+        node.throttle(0.1, "front", "ann", {"reads": reads})
+        node.consume(0.1, "front", "ann", {"reads": reads})
     assert sum(node.throttle(0.2, "front", "ann") is None for _ in range(100)) == 3
 
 

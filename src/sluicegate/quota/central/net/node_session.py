@@ -11,6 +11,7 @@ a time. A report is booked in one step, after its names: nothing is ever half bo
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from sluicegate.errors import ProtocolError
@@ -138,5 +139,6 @@ def _split_ask(ask: Ask) -> Iterator[Ask]:
         yield ask
         return
     for service, users in ask.users.items():
-        for at in range(0, len(users), _USERS_AT_ONCE):
-            yield ask._replace(users={service: users[at : at + _USERS_AT_ONCE]})
+        rest = iter(users.items())
+        while some := dict(islice(rest, _USERS_AT_ONCE)):
+            yield ask._replace(users={service: some})

@@ -76,6 +76,7 @@ class ConnectionRegistry:
         self.tokens = tokens
         self.bounds = bounds
         self.receive_budget = ReceiveBudget()
+        self.asked: Callable[[], None] | None = None  # called after each ask: a node may wait now
         self._max_connections = max_connections
         self._ban_list = BanList()
         self._protocols: dict[Kind, OpenSession] = {V1: self._open_node_session}
@@ -196,6 +197,8 @@ class ConnectionRegistry:
         if isinstance(message, Report) and message.epoch > self.state.epoch:
             self._raise_epoch(now, message)
         self.deliver(self.state.receive(now, message))
+        if isinstance(message, Ask) and self.asked is not None:
+            self.asked()
         if isinstance(message, Report) and message.leaving and message.node in self._nodes:
             self._nodes[message.node].connection.end_reason = _LEFT
 

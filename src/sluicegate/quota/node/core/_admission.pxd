@@ -9,24 +9,30 @@ A *window* is a slot as this host lived it. `WindowInfo` is what holds for all u
 `DefaultShares` the shares of a service's newcomers. Amounts are doubles in the resource's unit,
 shares are units per slot, times are seconds of the host's monotonic clock.
 
-Single reservations are not kept, or memory would grow with the traffic. There are two sums: those
-of this window (`running`, `reserved`) and those of the windows before (`old_running`,
+What a user may spend is its *balance* of every limited resource: what the leader has granted, less
+what was given back, consumed and reserved. While no leader is heard, and for a user that no leader
+has told of, there is an *allowance* besides: a share per slot, which accrues by the time. What was
+spent of it makes the balance negative, and the leader covers that when it hears of it.
+
+Single reservations are not kept, or memory would grow with the traffic. What a request with a ticket
+has reserved is part of the sum of its period (`ticketed`), from which the ticket releases it; what is
+left when the period after it is over is of requests that died. Of those without a ticket there are
+two sums: of this window (`running`, `reserved`) and of the windows before (`old_running`,
 `old_reserved`). `consume` releases a mean request of the older sum first.
 """
 
-from libc.math cimport floor, pow
+from libc.math cimport floor, pow, sqrt
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 cdef extern from *:
     """
-    /* Sums and shares are off by rounding; a request is not refused for less than this part. */
+    /* Sums are off by rounding; a request is not refused for less than this part of its cost. */
     #define SG_SLACK 2e-7
     /* A mean over about eight requests follows a user whose costs change. */
     #define SG_MEAN_WEIGHT 0.125
-    /* A user refused in this last part of a slot has demand all through it, and is paced. */
-    #define SG_LATE_PART 0.2
-    #define SG_HEAD_START 0.1
+    /* The rate of requests is measured over about this many seconds. */
+    #define SG_RATE_SECONDS 0.2
     /* Without a central and without `fallback`: requests per second for each user. */
     #define SG_FALLBACK_REQUESTS 10.0
     /* Totals are capped here: a report cannot carry a larger one. */
@@ -34,16 +40,21 @@ cdef extern from *:
     """
     const double SLACK "SG_SLACK"
     const double MEAN_WEIGHT "SG_MEAN_WEIGHT"
-    const double LATE_PART "SG_LATE_PART"
-    const double HEAD_START "SG_HEAD_START"
+    const double RATE_SECONDS "SG_RATE_SECONDS"
     const double FALLBACK_REQUESTS "SG_FALLBACK_REQUESTS"
     const double MAX_TOTAL "SG_MAX_TOTAL"
 
 cdef enum:
     MAX_CELLS = 8
-    USER_WORDS = 8   # doubles of a UserRecord
-    CELL_WORDS = 12  # of a ResourceCell
+    USER_WORDS = 10  # doubles of a UserRecord
+    CELL_WORDS = 11  # of a ResourceCell
     REQUEST_STARTS = 0  # the resource that counts the beginnings of requests; in no report
+
+cdef enum:  # flags of a ResourceCell
+    HAS_MEAN = 1  # of requests that have ended here, or are expected to cost it
+    HAS_ALLOWANCE = 2
+    IS_TOLD = 4  # a leader has told that the resource is limited
+    MEAN_IS_TOLD = 8  # the mean is what the leader takes a request to cost
 
 cdef enum State:
     FALLBACK = 0
@@ -57,41 +68,46 @@ cdef enum State:
 cdef struct UserRecord:
     uint32_t window          # in which the record was last refreshed
     uint32_t changed_window  # in which its totals or reservations last changed
-    uint32_t generation      # of the header, when the shares were looked up
-    uint32_t asked_window    # in which it was last introduced to the leader
-    int64_t[2] quota_slot    # the slots of the two quotas in the cells; -1: none
+    uint32_t generation      # of the header, when the state was looked up
+    uint32_t period          # in which the record was last refreshed: spans of `reservation_seconds`
     uint64_t free_version    # of the limits under which the user is free
-    double refused_at
+    double requested_at      # the last request, admitted or not
+    double asked_at          # when the reporter was last told to ask for credit
+    double empty_until       # until then the leader has nothing for the user
+    double accrued_at        # up to which the allowance has accrued
+    float rate               # requests per second, lately
     float running            # running requests that began in this window
     float old_running        # and before it
     uint8_t state
-    uint8_t is_paced
-    uint8_t was_idle         # no request in the window before
-    uint8_t was_refused      # in this window
-    uint8_t reserved_from_credit  # the reservations of `running` were taken from credit
+    uint8_t is_known         # a leader has told which resources are limited
+    uint8_t is_asking        # the leader has not answered yet
+    uint8_t may_float        # one request may pass ahead of its grant
     uint8_t lacks_cell       # a share has no cell: no request may pass
-    uint8_t[2] _unused
+    uint8_t has_waiting      # a request waits for the answer to the next ask
+    uint8_t asked_waiting    # one waited for the answer to the last ask
+    uint8_t empty_for_all    # `empty_until` was said though a request waited
+    uint8_t[4] _unused_too   # to whole words
 
 cdef struct ResourceCell:
     double consumed          # since the record was made
     double consumed_before   # the same at the beginning of the window
     double settled           # the part of it that a leader has acknowledged
-    double taken             # of this window's share
-    double credit
-    double reserved          # reserved by requests that began in this window
-    double old_reserved      # and before it
+    double granted           # the highest total that a leader has told
+    double returned          # of it, what was given back
+    float reserved           # reserved by requests without a ticket that began in this window
+    float old_reserved       # and before it
+    float[2] ticketed        # reserved by requests with a ticket, by the parity of their period
     uint32_t rejected
     uint32_t requests
     uint32_t rejected_before
     uint32_t requests_before
-    float[2] amount          # of the two quotas; below 0: it has none of this resource
-    float safe
+    float allowance          # what may be spent without a grant
+    float share              # units per slot, at which the allowance accrues
     float mean               # of what requests cost; while unknown, 1
-    float share              # that holds now
     uint8_t resource
-    uint8_t has_mean
-    uint8_t has_credit
+    uint8_t flags            # HAS_MEAN, HAS_ALLOWANCE, IS_TOLD, MEAN_IS_TOLD
     uint8_t is_limited       # by what holds now
+    uint8_t _unused
 
 cdef struct DefaultShares:
     # The shares of a service's newcomers, or the node's fallback while no central has sent any.
@@ -108,15 +124,26 @@ cdef struct WindowInfo:
     double slot_seconds
     double user_fraction     # the user's hash fraction, in [0, 1); below 0: not known
     int64_t slot
-    int64_t frozen_windows   # windows for which the slot has been the same
-    int64_t whole_slot       # the slot of the newest whole Quota up to this one; -1: none
     int64_t lease
     uint64_t version
     uint32_t number          # of the window
     uint32_t generation
     uint32_t reservation_windows
+    uint32_t period          # of tickets
+    double alone_since       # no leader is heard since then; below 0: one is
+    double lead_seconds      # how long credit takes to come: a round trip and a frame interval
+    double retry_seconds     # after which an ask is made again
+    double retry_after       # of a refusal: seconds until more may be there
+    int64_t epoch            # the highest seen; -1: none
     bint has_defaults        # the central has sent newcomers' shares; else the node's fallback applies
     DefaultShares defaults   # filled in by `read_defaults`
+
+cdef struct TicketCosts:
+    # What a ticket has reserved.
+    uint32_t period
+    int count
+    uint8_t[MAX_CELLS] resource
+    double[MAX_CELLS] amount
 
 cdef struct Costs:
     # What a caller expects or reports: amounts of `count` resources.
@@ -125,12 +152,27 @@ cdef struct Costs:
     double[64] amount
 
 
-cdef inline bint uses_credit(int state) noexcept nogil:
-    return state == SAFE or state == NEWCOMER or state == FALLBACK
+cdef inline bint has_allowance(int state) noexcept nogil:
+    return state != FRESH and state != FREE
 
 
 cdef inline bint has_running_requests(UserRecord *user) noexcept nogil:
+    """Whether requests without a ticket are running."""
     return user.running > 0.0 or user.old_running > 0.0
+
+
+cdef inline double reserved_of(ResourceCell *cell) noexcept nogil:
+    """What running requests have reserved."""
+    return <double> cell.reserved + cell.old_reserved + cell.ticketed[0] + cell.ticketed[1]
+
+
+cdef inline bint has_reservations(UserRecord *user, ResourceCell *cells, int count) noexcept nogil:
+    """Whether requests are running, with a ticket or without."""
+    cdef int i
+    for i in range(count):
+        if reserved_of(&cells[i]) > 0.0:
+            return True
+    return has_running_requests(user)
 
 
 cdef inline bint is_free(UserRecord *user, WindowInfo *window) noexcept nogil:
@@ -156,8 +198,8 @@ cdef inline ResourceCell *reusable_cell(ResourceCell *cells, int count) noexcept
         if not cell.is_limited and (
             cell.resource == REQUEST_STARTS
             or (
-                cell.amount[0] < 0.0 and cell.amount[1] < 0.0 and cell.consumed == 0.0 and cell.rejected == 0
-                and cell.requests == 0 and cell.reserved == 0.0 and cell.old_reserved == 0.0
+                not cell.flags & IS_TOLD and cell.granted == 0.0 and cell.consumed == 0.0 and cell.rejected == 0
+                and cell.requests == 0 and reserved_of(cell) == 0.0
             )
         ):
             return cell
@@ -178,7 +220,6 @@ cdef inline ResourceCell *get_or_add_cell(ResourceCell *cells, int *count, int r
             return NULL
     memset(cell, 0, sizeof(ResourceCell))
     cell.resource = <uint8_t> resource
-    cell.amount[0] = cell.amount[1] = -1.0
     cell.mean = 1.0
     return cell
 
@@ -186,35 +227,24 @@ cdef inline ResourceCell *get_or_add_cell(ResourceCell *cells, int *count, int r
 cdef inline void init_record(UserRecord *user, WindowInfo *window) noexcept nogil:
     """The record of a user that was never seen before."""
     memset(user, 0, sizeof(UserRecord))
-    user.window = window.number - 2  # no request in the window before
-    user.quota_slot[0] = user.quota_slot[1] = -1
-    user.refused_at = -1e300
-    user.was_idle = 1
+    user.window = window.number
+    user.period = window.period
+    user.requested_at = user.asked_at = user.empty_until = -1e300
+    user.accrued_at = window.time
     user.state = FALLBACK
     user.generation = window.generation - 1
     user.changed_window = window.number
 
 
-cdef inline int current_quota(UserRecord *user, WindowInfo *window) noexcept nogil:
-    """Index of the quota in effect, or -1: the newest up to this slot that no whole Quota voids."""
-    cdef int i, best = -1
-    for i in range(2):
-        if user.quota_slot[i] >= 0 and window.whole_slot <= user.quota_slot[i] <= window.slot:
-            if best < 0 or user.quota_slot[i] > user.quota_slot[best]:
-                best = i
-    return best
-
-
 cdef inline int state_of(UserRecord *user, WindowInfo *window) noexcept nogil:
-    """The state of the user's quota in this slot."""
-    cdef int quota = current_quota(user, window)
-    cdef int64_t age
+    """The state of the user's credit."""
     if is_free(user, window):
         return FREE
-    if quota < 0:
+    if not user.is_known:
         return NEWCOMER if window.has_defaults else FALLBACK
-    age = window.slot + window.frozen_windows - user.quota_slot[quota]
-    return FRESH if age == 0 else REUSED if age <= window.lease else SAFE
+    if window.alone_since < 0.0:
+        return FRESH
+    return REUSED if window.time - window.alone_since < window.lease * window.slot_seconds else SAFE
 
 
 cdef inline void begin_window(UserRecord *user, ResourceCell *cells, int count, WindowInfo *window) noexcept nogil:
@@ -222,9 +252,6 @@ cdef inline void begin_window(UserRecord *user, ResourceCell *cells, int count, 
     cdef double kept = 1.0 - 1.0 / max(1.0, <double> window.reservation_windows)
     cdef int i
     cdef ResourceCell *cell
-    user.was_idle = elapsed > 1
-    user.was_refused = 0
-    user.is_paced = elapsed == 1 and user.refused_at >= window.begin - LATE_PART * window.slot_seconds
     user.window = window.number
     # Requests that died are never finished: others finish in their place, so that with traffic it
     # is always the newest that seem to run. A part is released in each window.
@@ -236,84 +263,69 @@ cdef inline void begin_window(UserRecord *user, ResourceCell *cells, int count, 
         user.old_running = 0.0
     for i in range(count):
         cell = &cells[i]
-        cell.taken = 0.0
         cell.consumed_before = cell.consumed
         cell.rejected_before = cell.rejected
         cell.requests_before = cell.requests
-        cell.old_reserved = cell.old_reserved * kept + cell.reserved if user.old_running > 0.0 else 0.0
+        cell.old_reserved = <float> (cell.old_reserved * kept) + cell.reserved if user.old_running > 0.0 else 0.0
         cell.reserved = 0.0
+        if window.period != user.period:
+            cell.ticketed[window.period & 1] = 0.0
+            if window.period != user.period + 1:
+                cell.ticketed[(window.period & 1) ^ 1] = 0.0
+    user.period = window.period
 
 
-cdef inline bint add_credit(
-    UserRecord *user, ResourceCell *cells, int count, uint32_t slots, bint begins, double user_fraction
-) noexcept nogil:
-    """Add the shares of `slots` slots; see docs/node.md, "Credit". False: `user_fraction` must be known first."""
+cdef inline void refresh_record(UserRecord *user, ResourceCell *cells, int *count, WindowInfo *window) noexcept nogil:
+    """Bring a record to this window, and to what holds in it."""
     cdef int i
     cdef ResourceCell *cell
-    cdef double most, left
+    if window.number > user.window:
+        begin_window(user, cells, count[0], window)
+    user.generation = window.generation
+    user.state = <uint8_t> state_of(user, window)
+    for i in range(count[0]):
+        cell = &cells[i]
+        cell.is_limited = user.is_known and user.state != FREE and cell.flags & IS_TOLD
+    if user.is_known or user.state == FREE:
+        return
+    user.lacks_cell = 0
+    for i in range(window.defaults.count):
+        cell = get_or_add_cell(cells, count, window.defaults.resource[i])
+        if cell == NULL:
+            user.lacks_cell = 1
+        else:
+            cell.is_limited = 1
+            cell.share = <float> window.defaults.share[i]
+
+
+cdef inline bint accrue_allowance(UserRecord *user, ResourceCell *cells, int count, WindowInfo *window) noexcept nogil:
+    """Add the shares since the last time; see docs/node.md, "Allowance". False: `user_fraction` must be known first."""
+    cdef int i
+    cdef ResourceCell *cell
+    cdef double most, since = user.accrued_at, slots
+    if user.is_known and window.alone_since > since:
+        since = window.alone_since
+    slots = max(0.0, (window.time - since) / window.slot_seconds)
     for i in range(count):
         cell = &cells[i]
         if not cell.is_limited:
             continue
         most = max(<double> cell.share, <double> cell.mean)
-        if not cell.has_credit:
-            if user_fraction < 0.0:
+        if not cell.flags & HAS_ALLOWANCE:
+            if window.user_fraction < 0.0:
                 return False
-            cell.has_credit = 1
-            cell.credit = min(user_fraction * cell.mean + cell.share, most)
-        elif slots:
-            left = cell.credit + cell.share * <double> (slots - 1)
-            cell.credit = left + cell.share if left < cell.mean else most
-        if begins:
-            cell.credit = min(cell.credit, max(0.0, most - cell.taken))
+            cell.flags |= HAS_ALLOWANCE
+            cell.allowance += <float> (window.user_fraction * cell.mean)  # it may have a debt already
+            if not user.is_known:
+                cell.allowance += cell.share
+        cell.allowance = <float> min(cell.allowance + cell.share * slots, most)
+    user.accrued_at = max(user.accrued_at, window.time)
     return True
 
 
-cdef inline bint refresh_record(UserRecord *user, ResourceCell *cells, int *count, WindowInfo *window) noexcept nogil:
-    """Bring a record to this window and to the quotas in effect.
-
-    False: `window.user_fraction` must be known for that; the copy is invalid then.
-    """
-    cdef uint32_t elapsed = 0
-    cdef int i, quota, state = state_of(user, window), before = user.state
-    cdef ResourceCell *cell
-    if window.number > user.window:
-        elapsed = window.number - user.window
-        begin_window(user, cells, count[0], window)
-    user.generation = window.generation
-    for i in range(count[0]):
-        cells[i].is_limited = 0
-    user.state = <uint8_t> state
-    if state == FREE:
-        return True
-    quota = current_quota(user, window)
-    if quota >= 0:
-        for i in range(count[0]):
-            cell = &cells[i]
-            if cell.amount[quota] >= 0.0:
-                cell.is_limited = 1
-                cell.share = cell.safe if state == SAFE else cell.amount[quota]
-    else:
-        user.lacks_cell = 0
-        for i in range(window.defaults.count):
-            cell = get_or_add_cell(cells, count, window.defaults.resource[i])
-            if cell == NULL:
-                user.lacks_cell = 1
-            else:
-                cell.is_limited = 1
-                cell.share = <float> window.defaults.share[i]
-    if uses_credit(state):
-        if not uses_credit(before):
-            elapsed = min(elapsed, 1)
-        return add_credit(user, cells, count[0], elapsed, state != before, window.user_fraction)
-    return True
-
-
-cdef inline double paced_fraction(UserRecord *user, WindowInfo *window) noexcept nogil:
-    """The part of a share that may be taken by now: all of it, unless demand is steady."""
-    if not user.is_paced or uses_credit(user.state):
-        return 1.0
-    return (window.time - window.begin) / window.slot_seconds + HEAD_START
+cdef inline double balance_of(ResourceCell *cell) noexcept nogil:
+    """What may be spent of the leader's grants; below 0: more was spent."""
+    return cell.granted - cell.returned - cell.consumed - reserved_of(cell)
 
 
 cdef inline double cost_of(ResourceCell *cell, Costs *expect) noexcept nogil:
@@ -328,84 +340,121 @@ cdef inline double cost_of(ResourceCell *cell, Costs *expect) noexcept nogil:
     return 0.0
 
 
-cdef inline bint has_room(UserRecord *user, ResourceCell *cell, double cost, double part) noexcept nogil:
+cdef inline bint is_covered(ResourceCell *cell, double cost) noexcept nogil:
+    """Whether the leader's grants cover a cost."""
+    return balance_of(cell) >= cost - max(cost, cell.granted * 1e-9) * SLACK
+
+
+cdef inline bint has_room(UserRecord *user, ResourceCell *cell, double cost) noexcept nogil:
     """Whether there is room for a cost above 0."""
-    cdef double needed, line, slack
-    if cell.share <= 0.0:
+    cdef double needed
+    if user.is_known and is_covered(cell, cost):
+        return True
+    if not has_allowance(user.state) or cell.share <= 0.0:
         return False
-    if uses_credit(user.state):
-        # A request larger than credit can ever be passes when credit is full.
-        needed = min(cost, max(<double> cell.share, <double> cell.mean))
-        return cell.credit >= needed - needed * SLACK
-    slack = cell.share * SLACK
-    line = cell.share if part >= 1.0 else min(<double> cell.share, part * cell.share + cost)
-    # The first may be larger than the share, or it could never pass.
-    return cell.taken + cost <= line + slack or cell.taken <= slack
+    # A request larger than the allowance can ever be passes when that is full.
+    needed = min(cost, max(<double> cell.share, <double> cell.mean))
+    return cell.allowance >= needed - needed * SLACK
 
 
-cdef inline int first_short(
-    UserRecord *user, ResourceCell *cells, int count, Costs *expect, WindowInfo *window
-) noexcept nogil:
+cdef inline int first_short(UserRecord *user, ResourceCell *cells, int count, Costs *expect) noexcept nogil:
     """The first cell that a request is short of, or -1."""
-    cdef double part = paced_fraction(user, window), cost
+    cdef double cost
     cdef int i
     if user.lacks_cell and count:
         return 0
     for i in range(count):
         if cells[i].is_limited:
             cost = cost_of(&cells[i], expect)
-            if cost > 0.0 and not has_room(user, &cells[i], cost, part):
+            if cost > 0.0 and not has_room(user, &cells[i], cost):
                 return i
     return -1
 
 
-cdef inline void begin_request(UserRecord *user, ResourceCell *cells, int count, Costs *expect) noexcept nogil:
-    """A request begins: take and reserve its cost of each limited resource."""
-    cdef bint credit = uses_credit(user.state)
+cdef inline bint can_float(UserRecord *user, ResourceCell *cells, int count, Costs *expect) noexcept nogil:
+    """Whether a request may pass ahead of its grant: no other one has, of any resource it needs."""
+    cdef int i
+    if user.state != FRESH or not user.may_float or user.lacks_cell:
+        return False
+    for i in range(count):
+        if cells[i].is_limited and cost_of(&cells[i], expect) > 0.0 and not is_covered(&cells[i], 0.0):
+            return False
+    return True
+
+
+cdef inline void count_arrivals(UserRecord *user, double many, WindowInfo *window) noexcept nogil:
+    """Requests have come: update their rate."""
+    cdef double elapsed = max(0.0, window.time - user.requested_at) / RATE_SECONDS
+    user.rate = <float> (user.rate / (1.0 + elapsed + 0.5 * elapsed * elapsed) + many / RATE_SECONDS)
+    user.requested_at = window.time
+
+
+cdef inline double coming_requests(UserRecord *user, double seconds) noexcept nogil:
+    """How many more requests may come within some seconds; the last one says nothing of the next."""
+    cdef double mean = max(0.0, user.rate - 1.0 / RATE_SECONDS) * seconds
+    return 1.25 * mean + 3.0 * sqrt(mean)
+
+
+cdef inline bint is_empty(UserRecord *user, bint can_wait, WindowInfo *window) noexcept nogil:
+    """Whether the leader has nothing for the user. For a request that can wait it may recall some, if it is asked."""
+    return window.time < user.empty_until and (user.empty_for_all or not can_wait)
+
+
+cdef inline bint needs_credit(
+    UserRecord *user, ResourceCell *cells, int count, Costs *expect, bint is_short, bint can_wait, WindowInfo *window
+) noexcept nogil:
+    """Whether to ask the leader now: the credit is used up, or would be before more can come."""
+    cdef double coming, cost
+    cdef int i
+    if is_empty(user, is_short and can_wait, window):
+        return False
+    if user.is_asking and window.time < user.asked_at + window.retry_seconds:
+        return False
+    if is_short or not user.is_known:
+        return True
+    coming = max(1.0, coming_requests(user, window.lead_seconds))
+    for i in range(count):
+        if cells[i].is_limited:
+            cost = cost_of(&cells[i], expect)
+            if cost > 0.0 and not is_covered(&cells[i], coming * cost):
+                return True
+    return False
+
+
+cdef inline void begin_request(
+    UserRecord *user, ResourceCell *cells, int count, Costs *expect, TicketCosts *ticket
+) noexcept nogil:
+    """A request begins: reserve its cost of each limited resource, on a ticket if there is one."""
     cdef int i
     cdef double cost
     cdef ResourceCell *cell
-    if user.running > 0.0 and user.reserved_from_credit != credit:
-        # Credit and shares do not mix: treat the running ones as those of the windows before.
-        user.old_running += user.running
-        user.running = 0.0
-        for i in range(count):
-            cells[i].old_reserved += cells[i].reserved
-            cells[i].reserved = 0.0
-    user.reserved_from_credit = credit
-    user.running += 1.0
+    if ticket == NULL:
+        user.running += 1.0
+    else:
+        ticket.period = user.period
+        ticket.count = 0
     for i in range(count):
         cell = &cells[i]
         if cell.is_limited:
             cost = cost_of(cell, expect)
             if cost > 0.0:
-                cell.taken += cost
-                if credit:
-                    cell.credit -= cost
-                if cell.resource != REQUEST_STARTS:
-                    cell.reserved += cost
-    user.changed_window = user.window
-
-
-cdef inline void count_refusal(
-    UserRecord *user, ResourceCell *cells, int count, Costs *expect, uint32_t times, WindowInfo *window
-) noexcept nogil:
-    """Count a refusal for every limited resource that the request would have used.
-
-    If only those that were short counted, a node that lacks one resource would show no demand for the
-    others, lose its share of them, and in the end no node would have a share of all.
-    """
-    cdef int i
-    for i in range(count):
-        if cells[i].is_limited and cost_of(&cells[i], expect) > 0.0:
-            cells[i].rejected += times
-    user.refused_at = window.time
+                if has_allowance(user.state) and not (user.is_known and is_covered(cell, cost)):
+                    cell.allowance -= <float> cost
+                if cell.resource == REQUEST_STARTS:
+                    continue
+                if ticket == NULL:
+                    cell.reserved += <float> cost
+                else:
+                    cell.ticketed[user.period & 1] += <float> cost
+                    ticket.resource[ticket.count] = cell.resource
+                    ticket.amount[ticket.count] = cost
+                    ticket.count += 1
     user.changed_window = user.window
 
 
 cdef inline void update_mean(ResourceCell *cell, double amount, double times) noexcept nogil:
-    if not cell.has_mean:
-        cell.has_mean = 1
+    if not cell.flags & HAS_MEAN:
+        cell.flags |= HAS_MEAN
         cell.mean = <float> amount
     elif times == 1.0:
         cell.mean += <float> ((amount - cell.mean) * MEAN_WEIGHT)
@@ -413,77 +462,108 @@ cdef inline void update_mean(ResourceCell *cell, double amount, double times) no
         cell.mean = <float> (amount + (cell.mean - amount) * pow(1.0 - MEAN_WEIGHT, times))
 
 
-cdef inline void finish_request(UserRecord *user, ResourceCell *cells, int *count, Costs *amounts) noexcept nogil:
-    """A request ends: count what it cost, and take that instead of what was reserved."""
-    cdef bint credit = uses_credit(user.state), is_same = False, is_same_credit, is_old = False
-    cdef double one = 0.0, expected, difference, amount
-    cdef int i, k
-    cdef ResourceCell *cell
-    cdef bint[MAX_CELLS] is_done
-    if user.old_running > 0.0:
-        is_old = True
-        one = 1.0 / user.old_running if user.old_running > 1.0 else 1.0
+cdef inline void learn_costs(ResourceCell *cells, int count, Costs *expect, uint32_t many) noexcept nogil:
+    """Requests are short: credit is asked for by the mean cost, which must follow what is expected."""
+    cdef int i
+    cdef double cost
+    if expect == NULL:
+        return
+    for i in range(count):
+        if cells[i].is_limited:
+            cost = cost_of(&cells[i], expect)
+            if cost > 0.0 and (cost != cells[i].mean or not cells[i].flags & HAS_MEAN):
+                update_mean(&cells[i], cost, many)
+                if cells[i].mean < cost:
+                    cells[i].mean = <float> cost
+
+
+cdef inline void count_refusals(
+    UserRecord *user, ResourceCell *cells, int count, Costs *expect, uint32_t many
+) noexcept nogil:
+    """Count refusals, for every resource that the requests would have used: all of them are wanted."""
+    cdef int i
+    for i in range(count):
+        if cells[i].is_limited and cost_of(&cells[i], expect) > 0.0:
+            cells[i].rejected += many
+    user.changed_window = user.window
+
+
+cdef inline void release_mean(UserRecord *user, ResourceCell *cells, int count, double *released) noexcept nogil:
+    """A request without a ticket ends: release a mean one, of the older ones first."""
+    cdef bint is_old = user.old_running > 0.0
+    cdef double part = 0.0
+    cdef int i
+    if is_old:
+        part = 1.0 / user.old_running if user.old_running > 1.0 else 1.0
         user.old_running = user.old_running - 1.0 if user.old_running > 1.01 else 0.0
     elif user.running > 0.0:
-        is_same = True
-        one = 1.0 / user.running if user.running > 1.0 else 1.0
+        part = 1.0 / user.running if user.running > 1.0 else 1.0
         user.running = user.running - 1.0 if user.running > 1.01 else 0.0
-    # A surplus reservation is released in the slot it was taken from, not later: that slot is
-    # over, and its share with it.
-    is_same_credit = is_same and user.reserved_from_credit
-    memset(is_done, 0, sizeof(is_done))
+    for i in range(count):
+        if is_old:
+            released[i] = cells[i].old_reserved * part
+            cells[i].old_reserved = 0.0 if user.old_running == 0.0 else cells[i].old_reserved - <float> released[i]
+        else:
+            released[i] = cells[i].reserved * part
+            cells[i].reserved = 0.0 if user.running == 0.0 else cells[i].reserved - <float> released[i]
+
+
+cdef inline void release_ticket(
+    UserRecord *user, ResourceCell *cells, int count, TicketCosts *ticket, double *released
+) noexcept nogil:
+    """A request ends: release what its ticket has reserved, unless the ticket has expired."""
+    cdef int i, k
+    if user.period != ticket.period and user.period != ticket.period + 1:
+        return
+    for k in range(ticket.count):
+        for i in range(count):
+            if cells[i].resource == ticket.resource[k]:
+                released[i] = min(ticket.amount[k], <double> cells[i].ticketed[ticket.period & 1])
+                cells[i].ticketed[ticket.period & 1] -= <float> released[i]
+
+
+cdef inline void finish_request(
+    UserRecord *user, ResourceCell *cells, int *count, Costs *amounts, TicketCosts *ticket
+) noexcept nogil:
+    """A request ends: count what it cost, and release what was reserved."""
+    cdef double amount
+    cdef double[MAX_CELLS] difference
+    cdef int i
+    cdef ResourceCell *cell
+    memset(difference, 0, sizeof(difference))
+    if ticket == NULL:
+        release_mean(user, cells, count[0], difference)
+    else:
+        release_ticket(user, cells, count[0], ticket, difference)
+    for i in range(count[0]):
+        difference[i] = -difference[i]
     for i in range(amounts.count):
         cell = get_or_add_cell(cells, count, amounts.resource[i])
         if cell == NULL:
             continue
         amount = amounts.amount[i]
-        expected = 0.0
-        if is_old:
-            expected = cell.old_reserved * one
-            cell.old_reserved -= expected
-        elif is_same:
-            expected = cell.reserved * one
-            cell.reserved -= expected
-        is_done[cell - cells] = True
+        difference[cell - cells] += amount
         cell.consumed = min(cell.consumed + amount, MAX_TOTAL)
         if amount > 0.0:
             cell.requests += 1
             update_mean(cell, amount, 1.0)
-        difference = amount - expected
-        if difference > 0.0 or is_same:
-            cell.taken += difference
-        if credit and cell.is_limited and (difference > 0.0 or is_same_credit):
-            cell.credit -= difference
-    for k in range(count[0]):
-        cell = &cells[k]
-        if is_done[k]:
-            continue
-        if is_old:
-            cell.old_reserved -= cell.old_reserved * one
-        elif is_same:
-            expected = cell.reserved * one
-            cell.reserved -= expected
-            cell.taken -= expected
-            if is_same_credit and credit and cell.is_limited:
-                cell.credit += expected
-    if user.running == 0.0 or user.old_running == 0.0:
-        for k in range(count[0]):
-            if user.running == 0.0:
-                cells[k].reserved = 0.0
-            if user.old_running == 0.0:
-                cells[k].old_reserved = 0.0
+    if has_allowance(user.state):
+        for i in range(count[0]):
+            if cells[i].is_limited:
+                cells[i].allowance -= <float> difference[i]
     user.changed_window = user.window
 
 
 cdef inline uint32_t admit_many(
-    UserRecord *user, ResourceCell *cells, int *count, Costs *amounts, uint32_t most, WindowInfo *window
+    UserRecord *user, ResourceCell *cells, int *count, Costs *amounts, uint32_t most
 ) noexcept nogil:
     """Begin and finish at once the equal requests that would pass, up to `most`.
 
-    A request larger than its share is not among them: `first_short` decides on it.
+    One that is larger than the allowance is not among them, nor any that would change the most that the
+    allowance can be: `first_short` decides on them one by one.
     """
-    cdef double part = paced_fraction(user, window), times = most, cost, line, room
-    cdef bint credit = uses_credit(user.state)
+    cdef double times = most, cost, room, covered
+    cdef bint uses_allowance = has_allowance(user.state)
     cdef uint32_t many
     cdef int i
     cdef ResourceCell *cell
@@ -495,13 +575,12 @@ cdef inline uint32_t admit_many(
             continue
         cost = cost_of(cell, amounts)
         if cost > 0.0:
-            if cell.share <= 0.0:
+            if uses_allowance and cell.mean > cell.share and not (cell.flags & HAS_MEAN and cell.mean == <float> cost):
                 return 0
-            if credit:
-                room = cell.credit + cost * SLACK
-            else:
-                line = cell.share if part >= 1.0 else min(<double> cell.share, part * cell.share + cost)
-                room = line - cell.taken + cell.share * SLACK
+            room = max(0.0, balance_of(cell)) if user.is_known else 0.0
+            if uses_allowance and room < cost and cell.share > 0.0:
+                room = cell.allowance
+            room += cost * SLACK
             if room < cost * times:
                 times = room / cost
     if times < 1.0:
@@ -509,16 +588,16 @@ cdef inline uint32_t admit_many(
     many = <uint32_t> floor(times)
     for i in range(count[0]):
         cell = &cells[i]
-        if credit and cell.is_limited:
-            cell.credit -= cost_of(cell, amounts) * many
-        if cell.resource == REQUEST_STARTS and cell.is_limited:
-            cell.taken += many
+        if uses_allowance and cell.is_limited:
+            cost = cost_of(cell, amounts)
+            covered = balance_of(cell) if user.is_known else 0.0
+            if covered < cost * many * (1.0 - SLACK):
+                cell.allowance -= <float> (cost * many)
     for i in range(amounts.count):
         cell = get_or_add_cell(cells, count, amounts.resource[i])
         if cell == NULL:
             continue
         cell.consumed = min(cell.consumed + amounts.amount[i] * many, MAX_TOTAL)
-        cell.taken += amounts.amount[i] * many
         if amounts.amount[i] > 0.0:
             cell.requests += many
             update_mean(cell, amounts.amount[i], many)
@@ -526,17 +605,75 @@ cdef inline uint32_t admit_many(
     return many
 
 
-cdef inline bint must_keep(UserRecord *user, ResourceCell *cells, int count, WindowInfo *window) noexcept nogil:
-    """Whether dropping the record, refreshed just now, would forgive spent credit or a reservation."""
+cdef inline bint give_back_parts(UserRecord *user, ResourceCell *cells, int count) noexcept nogil:
+    """Give back all credit if it does not cover a request; whether there was any."""
+    cdef bint is_short = False, has_credit = False
+    cdef double balance
     cdef int i
-    if has_running_requests(user):
-        return True
-    if not uses_credit(user.state):
+    if not user.is_known:
         return False
     for i in range(count):
+        if cells[i].is_limited:
+            is_short = is_short or not is_covered(&cells[i], cells[i].mean)
+            has_credit = has_credit or balance_of(&cells[i]) > 1e-9 * cells[i].mean
+    if not (is_short and has_credit):
+        return False
+    for i in range(count):
+        balance = balance_of(&cells[i])
+        if cells[i].is_limited and balance > 0.0:
+            cells[i].returned += balance
+    return True
+
+
+cdef inline bint knows_mean(ResourceCell *cell) noexcept nogil:
+    return cell.flags & (HAS_MEAN | MEAN_IS_TOLD) != 0
+
+
+cdef inline double kept_part(WindowInfo *window) noexcept nogil:
+    """The part of a slot's share that an idle user keeps: what may be needed before more can come."""
+    return max(0.4, window.lead_seconds / window.slot_seconds)
+
+
+cdef inline double kept_requests(ResourceCell *cell, double part, double least) noexcept nogil:
+    """Of how many requests an idle user keeps the credit: whole ones, as no request can use the rest."""
+    return max(1.0, floor(max(least, part * cell.share / cell.mean) + 0.5)) if part >= 0.0 else 0.0
+
+
+cdef inline bint give_back(ResourceCell *cells, int count, double part, double least) noexcept nogil:
+    """Give back all credit but for a part of a slot's share, or `least` requests; all of it if `part` is below 0.
+
+    Returns whether it was a request's worth, or all of it.
+    """
+    cdef double requests = -1.0, kept, spare
+    cdef int i
+    for i in range(count):
+        if cells[i].is_limited and cells[i].mean > 0.0:
+            kept = kept_requests(&cells[i], part, least)
+            spare = balance_of(&cells[i]) / cells[i].mean - kept
+            if requests < 0.0 or spare < requests:
+                requests = max(0.0, spare)
+    if requests < (1.0 if part >= 0.0 else 1e-6):
+        return False
+    for i in range(count):
+        if cells[i].is_limited:
+            kept = kept_requests(&cells[i], part, least)
+            cells[i].returned += max(0.0, balance_of(&cells[i]) - kept * cells[i].mean)
+    return True
+
+
+cdef inline bint must_keep(UserRecord *user, ResourceCell *cells, int count) noexcept nogil:
+    """Whether dropping the record, which is up to date, would forget credit, a debt or a reservation."""
+    cdef int i
+    if has_reservations(user, cells, count):
+        return True
+    for i in range(count):
+        if not cells[i].is_limited:
+            continue
+        if user.is_known and not -1e-6 * cells[i].mean <= balance_of(&cells[i]) <= 1e-6 * cells[i].mean:
+            return True
         if (
-            cells[i].is_limited and cells[i].share > 0.0 and cells[i].has_credit
-            and cells[i].credit < max(<double> cells[i].share, <double> cells[i].mean)
+            has_allowance(user.state) and cells[i].share > 0.0
+            and cells[i].allowance < max(<double> cells[i].share, <double> cells[i].mean)
         ):
             return True
     return False

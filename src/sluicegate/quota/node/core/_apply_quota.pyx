@@ -1,16 +1,19 @@
 # cython: language_level=3, binding=False, cdivision=True
-"""Writes the reporter's changes into the users' records.
+"""Writes the reporter's changes into the users' records, and reads what it tells the leader.
 
-- The shares of a leader's Quota (`put_shares`).
+- The grants and hints of a leader's Quota (`put_quota`).
+- What a user's credit is, and how much more it needs (`read_credit`); what no request has needed for
+  a while is given back (`return_credit`).
 - How much of the consumption is settled, that is, acknowledged by a leader, for the next reporter
   (`put_settled`).
-- Removes a record that has been idle for long, if that forgives nothing (`forget`).
+- Removes a record that has been idle for long, if that forgets nothing (`forget`).
 
 Requests go on meanwhile in all processes: a record that changed since it was read is read again.
 Other threads of this process have their turn after every part of them (`_gil.pxd`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.math cimport ceil
 from libc.stdint cimport uint32_t
 
 from sluicegate.shm._lockfree_table cimport BYTES, TEXT, Key, ChainSnapshot
@@ -20,20 +23,21 @@ from sluicegate.quota.node.core._user_keys cimport is_overflow_name, make_user_k
 from sluicegate.quota.node.core._report_tracker cimport ReportTracker, UserTotals, acknowledge_user
 from sluicegate.quota.packed._gil cimport yield_gil_periodically
 from sluicegate.quota.node.core._admission cimport (
-    USER_WORDS, ResourceCell, UserRecord, WindowInfo, find_cell, get_or_add_cell, init_record, must_keep,
+    HAS_ALLOWANCE, IS_TOLD, MEAN_IS_TOLD, REQUEST_STARTS, USER_WORDS, ResourceCell, UserRecord, WindowInfo, balance_of,
+    coming_requests, find_cell, get_or_add_cell, give_back, give_back_parts, has_allowance, init_record, kept_part,
+    knows_mean, must_keep, reserved_of,
 )
 
-__all__ = ["forget", "put_settled", "put_shares"]
+from sluicegate.quota.messages import Credit, UserAsk
 
-cdef enum:
-    MAX_SLOTS_AHEAD = 8  # a quota for a later slot is not kept
+__all__ = ["forget", "put_quota", "put_settled", "read_credit", "return_credit"]
 
 
-def put_shares(UserTable user_table not None, double time, service, users, *, long long slot, version):
-    """Write the shares of a Quota for `slot` into the records of a service's users.
+def put_quota(UserTable user_table not None, double time, service, users, hints, *, double said_at, version, whole):
+    """Write the shares and hints of a Quota into the records of a service's users.
 
-    A user without shares is free as long as the limits have this version. None instead of
-    shares removes those of the slot.
+    A user without shares is free as long as the limits have this version. A Quota that is not whole
+    names all limited resources of its users. `said_at` is the Quota's time on this host's clock.
     """
     cdef Key key
     cdef Py_ssize_t done = 0
@@ -42,11 +46,12 @@ def put_shares(UserTable user_table not None, double time, service, users, *, lo
     number = user_table.header.known_service(service)
     for user, shares in users.items():
         key_owner = make_user_key(user, number, &key)
-        _put_shares(user_table, time, service, &key, key_owner, shares, slot, version)
+        hint = hints.get(user) if hints else None
+        _put_quota(user_table, time, service, &key, key_owner, shares, hint, said_at, version, whole)
         if is_overflow_name(user):  # a user may have that name, too
             key.kind = BYTES
             if _has_record(user_table, &key):
-                _put_shares(user_table, time, service, &key, key_owner, shares, slot, version)
+                _put_quota(user_table, time, service, &key, key_owner, shares, hint, said_at, version, whole)
         done += 1
         yield_gil_periodically(done)
 
@@ -57,65 +62,156 @@ cdef bint _has_record(UserTable user_table, Key *key) except -1:
     return snapshot.found >= 0
 
 
-cdef int _put_shares(
-    UserTable user_table, double time, object service, Key *key, object key_owner, object shares, long long slot,
-    object version,
+cdef int _put_quota(
+    UserTable user_table, double time, object service, Key *key, object key_owner, object shares, object hint,
+    double said_at, object version, bint whole,
 ) except -1:
     cdef ChainSnapshot snapshot
     cdef WindowInfo window
     cdef UserRecord *record = <UserRecord *> snapshot.payload
     cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
     cdef ResourceCell *cell
-    cdef int i, place, count, number
+    cdef int i, count, number
+    cdef double granted
+    cdef bint is_more
     set_time(&window, time)
     while True:
         key_owner = user_table.find(key, &snapshot, &window, service, key_owner)
-        if key.kind == BYTES and snapshot.found < 0:
-            return 0  # the overflow record is not in use
+        if snapshot.found < 0 and (key.kind == BYTES or whole):
+            return 0  # there is no record to bring up to date
         if snapshot.found < 0:  # not a newcomer
             snapshot.item_count = 0
             init_record(record, &window)
         count = snapshot.item_count
-        if shares is None:
-            for place in range(2):
-                if record.quota_slot[place] == slot:
-                    record.quota_slot[place] = -1
-        elif not shares:
+        if not shares:
             # Free users leave room for those with a limit.
             if key.kind == BYTES or (snapshot.found < 0 and len(user_table) > <Py_ssize_t> user_table.max_users // 2):
                 return 0
             record.free_version = version
         else:
+            is_more = False
             record.free_version = 0
-            place = _quota_place(record, slot, window.slot)
-            record.quota_slot[place] = slot
-            for i in range(count):
-                cells[i].amount[place] = -1.0
-                cells[i].is_limited = 0
+            if not record.is_known:
+                # What a newcomer has left is not for the time in which no leader will be heard.
+                for i in range(count):
+                    cells[i].flags &= ~HAS_ALLOWANCE
+                    cells[i].allowance = min(<float> 0.0, cells[i].allowance)
+            record.is_known = 1
+            for i in range(0 if whole else count):
+                cells[i].flags &= ~IS_TOLD
             record.lacks_cell = 0
             for resource, share in shares.items():
                 number = user_table.header.resource_or_none(resource)
                 cell = get_or_add_cell(cells, &count, number) if number >= 0 else NULL
                 if cell == NULL:
                     record.lacks_cell = 1
-                else:
-                    cell.amount[place] = <float> share[0]
-                    cell.safe = <float> share[1]
+                    continue
+                cell.flags |= IS_TOLD
+                cell.share = <float> share[1]
+                granted = share[0]
+                if granted > cell.granted:
+                    if not whole and not knows_mean(cell):
+                        # The node has asked for one request, and did not know what it costs.
+                        cell.mean = <float> (granted - cell.granted)
+                        cell.flags |= MEAN_IS_TOLD
+                    cell.granted = granted
+                    is_more = True
+            if is_more:
+                record.changed_window = window.number
+            if is_more and not whole:
+                record.is_asking = 0
+                record.empty_until = -1e300
+        if hint is not None:
+            record.may_float = hint[2]
+            if hint[0] > 0.0:
+                record.empty_until = said_at + <double> hint[0]
+                record.empty_for_all = record.asked_waiting
+                record.is_asking = 0
         record.generation = window.generation - 1  # to be refreshed at the next request
         if user_table.put(key, &snapshot, count) != AGAIN:
             return 0  # written, or the user shares an overflow record
 
 
-cdef int _quota_place(UserRecord *record, long long slot, long long current_slot) noexcept:
-    """Which of the two quotas to replace by one for `slot`: not the one in effect."""
+def read_credit(UserTable user_table not None, double time, service, user):
+    """The user's credit as a `UserAsk`, with how many more requests it needs; None: there is no record.
+
+    Credit that does not cover a single request, of all resources, is of no use here: it is given back.
+    """
+    cdef Key key
+    cdef ChainSnapshot snapshot
+    cdef WindowInfo window
+    cdef UserRecord *record = <UserRecord *> snapshot.payload
+    cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
+    set_time(&window, time)
+    key_owner = make_user_key(user, service_number(user_table.header, service), &key)
+    while True:
+        key_owner = user_table.find(&key, &snapshot, &window, service, key_owner)
+        if snapshot.found < 0:
+            return None
+        waits = record.has_waiting
+        if not give_back_parts(record, cells, snapshot.item_count) and not waits and not record.asked_waiting:
+            break
+        record.has_waiting = 0
+        record.asked_waiting = waits
+        record.changed_window = window.number
+        if user_table.put(&key, &snapshot, snapshot.item_count) != AGAIN:
+            break
+    return _ask_of(user_table, record, cells, snapshot.item_count, &window, True)._replace(waits=bool(waits))
+
+
+cdef object _ask_of(
+    UserTable user_table, UserRecord *record, ResourceCell *cells, int count, WindowInfo *window, bint wants
+):
     cdef int i
-    for i in range(2):
-        if record.quota_slot[i] == slot:
-            return i
-    for i in range(2):
-        if record.quota_slot[i] > current_slot + MAX_SLOTS_AHEAD:
-            return i
-    return 0 if record.quota_slot[0] <= record.quota_slot[1] else 1
+    cdef double coming = 1.0 + ceil(coming_requests(record, 2.0 * window.lead_seconds)), missing = 0.0, least
+    cdef ResourceCell *cell
+    cdef bint is_unknown = not record.is_known
+    resources = {}
+    for i in range(count):
+        cell = &cells[i]
+        if not (record.is_known and cell.flags & IS_TOLD and cell.resource != REQUEST_STARTS):
+            continue
+        least = balance_of(cell)
+        if wants and cell.mean > 0.0 and coming - least / cell.mean > missing:
+            missing = coming - least / cell.mean
+        resources[user_table.header.resource_name(cell.resource)] = Credit(
+            cell.granted,
+            cell.returned,
+            max(0.0, cell.consumed + reserved_of(cell)),
+            cell.mean if knows_mean(cell) else 0.0,
+        )
+        is_unknown = is_unknown or not knows_mean(cell)
+    if wants and is_unknown and (missing > 0.0 or not record.is_known):
+        missing = 1.0  # the leader knows what one costs
+    return UserAsk(<long long> min(ceil(missing - 1e-6), 1e9), resources)
+
+
+def return_credit(UserTable user_table not None, double time, service, user, *, double idle_seconds, keeps=True):
+    """Give back the credit of a user without a request for `idle_seconds`; with `keeps`, but for a small part.
+
+    A number: when to look again, as there was a request; None: there is nothing to give back; or what to tell
+    the leader, a `UserAsk`.
+    """
+    cdef Key key
+    cdef ChainSnapshot snapshot
+    cdef WindowInfo window
+    cdef UserRecord *record = <UserRecord *> snapshot.payload
+    cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
+    cdef double least
+    set_time(&window, time)
+    key_owner = make_user_key(user, service_number(user_table.header, service), &key)
+    while True:
+        key_owner = user_table.find(&key, &snapshot, &window, service, key_owner)
+        if snapshot.found < 0 or not record.is_known:
+            return None
+        if record.requested_at + idle_seconds > time:
+            return record.requested_at + idle_seconds
+        least = 1.0 + coming_requests(record, window.lead_seconds)
+        if not give_back(cells, snapshot.item_count, kept_part(&window) if keeps else -1.0, least):
+            return None
+        record.changed_window = window.number
+        if user_table.put(&key, &snapshot, snapshot.item_count) != AGAIN:
+            return _ask_of(user_table, record, cells, snapshot.item_count, &window, False)
 
 
 def put_settled(UserTable user_table not None, ReportTracker tracker not None):
@@ -175,7 +271,9 @@ def forget(UserTable user_table not None, double time, service, user, uint32_t s
         key_owner = user_table.find(&key, &snapshot, &window, service, key_owner)
         if snapshot.found < 0:
             return True
-        if record.changed_window >= since or must_keep(record, cells, snapshot.item_count, &window):
+        if has_allowance(record.state):
+            user_table._accrue(record, cells, snapshot.item_count, &window, service, &key)
+        if record.changed_window >= since or must_keep(record, cells, snapshot.item_count):
             return False
         if user_table.table.change(&snapshot, <uint32_t> 1 << snapshot.found, NULL, 0, NULL, -1):
             return True

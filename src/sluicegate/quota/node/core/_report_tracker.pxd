@@ -14,6 +14,8 @@ cdef struct ResourceTotal:
     # One user and one resource, as far as it was collected.
     double consumed
     double reserved          # by running requests: the `held` of a report's line
+    double granted
+    double returned
     double settled
     double stored_settled    # `settled` as stored in the shared memory
     double[MAX_PENDING] pending_consumed
@@ -54,6 +56,7 @@ cdef class ReportTracker:
     cdef dict _users          # service number -> name -> UserTotals
     cdef dict _changed        # in the order of their newest change
     cdef dict with_reservations  # had running requests at their last report
+    cdef dict holding         # had credit that was not used, when they were collected
     cdef dict unsettled       # of which a leader has still something to acknowledge
     cdef object _service_name
     cdef object _resource_name

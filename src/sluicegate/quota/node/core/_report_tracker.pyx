@@ -24,7 +24,7 @@ from collections import deque
 from libc.string cimport memset
 
 from sluicegate.quota.packed._gil cimport yield_gil_periodically
-from sluicegate.quota.node.core._admission cimport MAX_TOTAL
+from sluicegate.quota.node.core._admission cimport MAX_TOTAL, balance_of, reserved_of
 
 from sluicegate.quota.messages import Report
 
@@ -94,6 +94,7 @@ cdef class ReportTracker:
         self._users = {}
         self._changed = {}
         self.with_reservations = {}
+        self.holding = {}
         self.unsettled = {}
         self._service_name = service_name
         self._resource_name = resource_name
@@ -136,25 +137,34 @@ cdef class ReportTracker:
                 continue
             if has_begun:
                 consumed, rejected, requests = cell.consumed_before, cell.rejected_before, cell.requests_before
-                reserved = cell.old_reserved
+                reserved = cell.old_reserved + cell.ticketed[0] + cell.ticketed[1]
             else:
                 consumed, rejected, requests = cell.consumed, cell.rejected, cell.requests
-                reserved = 0.0 if is_dead else cell.old_reserved + cell.reserved
+                reserved = 0.0 if is_dead else reserved_of(cell)
             reserved = min(max(reserved, 0.0), MAX_TOTAL)  # sums of what came and went are off by rounding
             total = user.total_for(cell.resource, cell.settled)
             if (
                 total.consumed != consumed or total.rejected != rejected or total.requests != requests
-                or total.reserved != reserved
+                or total.reserved != reserved or total.granted != cell.granted or total.returned != cell.returned
             ):
                 total.consumed = consumed
                 total.rejected = rejected
                 total.requests = requests
                 total.reserved = reserved
+                total.granted = cell.granted
+                total.returned = cell.returned
                 total.changed_sequence = self.sequence
                 is_changed = True
+            if cell.is_limited and balance_of(cell) > 0.0:
+                self.holding[user.service, user.name] = None
         if is_changed:
             self.mark_changed(user)
         return 0
+
+    def take_holding(self):
+        """(service, user) of those that had credit left when they were last collected."""
+        holding, self.holding = self.holding, {}
+        return holding
 
     cdef int mark_changed(self, UserTotals user) except -1:
         """A total of a user has changed since the last report."""
@@ -352,6 +362,8 @@ cdef class ReportTracker:
                     0.0 if 0 < since < total.first_sequence else acknowledge_total(total, self.settled)
                 )
                 lines.lines[lines.count].held = total.reserved
+                lines.lines[lines.count].granted = total.granted
+                lines.lines[lines.count].returned = total.returned
                 lines.lines[lines.count].entry = total.entry
                 lines.count += 1
         lines.group_by_service()

@@ -10,7 +10,7 @@ from sluicegate.shm._mapping cimport Memory
 from sluicegate.quota.node.core._admission cimport DefaultShares, WindowInfo
 
 cdef enum:
-    MAX_SERVICES = 64        # no more than bits in a SlotView
+    MAX_SERVICES = 64        # no more than bits in `known_services`
     MAX_RESOURCES = 256
     NAME_SIZE = 208          # bytes that a name and its size take
     MAX_NAME_BYTES = 200
@@ -18,12 +18,7 @@ cdef enum:
     ASK_RING_SIZE = 512
     FINGERPRINT_SIZE = 512
     RECENT_RESOURCES = 8
-
-cdef struct SlotView:
-    # What is known of a slot: the slot of the newest whole Quota up to it, and newcomers' shares.
-    int64_t whole_slot
-    uint64_t known_services  # bit n: `newcomers[n]` is set
-    DefaultShares[MAX_SERVICES] newcomers
+    SILENT_WINDOWS = 2       # a reporter publishes each window; after so many without it, it stands still
 
 cdef struct Published:
     # What holds for all users, as the reporter last published it.
@@ -31,13 +26,17 @@ cdef struct Published:
     double begin             # of the window
     double end               # when the next one begins
     int64_t slot
-    int64_t frozen_windows   # for which the slot has been the same
     int64_t epoch
     uint32_t window
     uint32_t generation
     uint32_t slot_frozen     # windows go on, but the slot does not: the leader's clock went back
     uint32_t nodes
-    SlotView[2] views        # of this slot, and of those after it
+    double alone_since       # no leader is heard since then; below 0: one is
+    double lead_seconds      # how long credit takes to come: a round trip and a frame interval
+    double wait_seconds      # how long a request may wait for an answer of the leader
+    double retry_seconds     # after which an ask is made again
+    uint64_t known_services  # bit n: `newcomers[n]` is set
+    DefaultShares[MAX_SERVICES] newcomers
 
 cdef struct AskEntry:
     uint64_t ticket          # its number + 1 when it is complete
@@ -56,9 +55,12 @@ cdef struct HeaderLayout:
     int64_t settled_slot     # up to which a leader has acknowledged everything; -1: none has
     uint64_t services
     uint64_t resources
-    uint64_t[3] _padding
+    uint64_t answers         # Quotas that were written into records
+    uint64_t waits           # requests that have waited for one
+    uint64_t waited_microseconds  # for how long, in sum
     uint64_t ask_tickets     # that were given out
-    uint64_t[7] _padding_too
+    uint64_t asks_awaited    # the reporter sleeps until one more is
+    uint64_t[6] _padding
     Published[2] published
     char[MAX_SERVICES][NAME_SIZE] service_names
     char[MAX_RESOURCES][NAME_SIZE] resource_names
@@ -119,8 +121,7 @@ cdef inline void read_defaults(SharedHeader header, int service, WindowInfo *win
 cdef inline void read(SharedHeader header, int service, WindowInfo *window, bint with_defaults) noexcept:
     cdef uint64_t publications
     cdef Published *published
-    cdef SlotView *view
-    cdef int64_t more, slot
+    cdef int64_t more
     while True:
         publications = load(&header.memory.publications)
         published = &header.memory.published[publications & 1]
@@ -133,20 +134,19 @@ cdef inline void read(SharedHeader header, int service, WindowInfo *window, bint
             window.begin = published.end + <double> more * header.slot_seconds
             window.end = window.begin + header.slot_seconds
             more += 1
-        slot = published.slot if published.slot_frozen else published.slot + more
-        window.slot = slot
+        window.slot = published.slot if published.slot_frozen else published.slot + more
         window.number = published.window + <uint32_t> more
         window.generation = published.generation
         window.version = published.version
+        window.epoch = published.epoch
+        window.alone_since = published.alone_since
+        if more > SILENT_WINDOWS and window.alone_since < 0.0:
+            window.alone_since = published.end  # the reporter stands still, and with it all news of the leader
+        window.lead_seconds = published.lead_seconds
+        window.retry_seconds = published.retry_seconds
         if with_defaults:
-            view = &published.views[slot > published.slot]
-            window.frozen_windows = (
-                published.frozen_windows + more if published.slot_frozen
-                else (published.frozen_windows if more == 0 else 0)
-            )
-            window.whole_slot = view.whole_slot
-            window.has_defaults = view.known_services >> service & 1
-            window.defaults = view.newcomers[service]
+            window.has_defaults = published.known_services >> service & 1
+            window.defaults = published.newcomers[service]
         after_reads()
         if load(&header.memory.publications) == publications:
             break

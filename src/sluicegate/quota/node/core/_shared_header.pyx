@@ -20,9 +20,10 @@ import os
 from pathlib import Path
 
 from libc.math cimport floor
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 from sluicegate.shm._atomic cimport add, after_reads, before_writes, load, store
+from sluicegate.shm._futex cimport futex_wait, futex_wake, futex_wake_if
 from sluicegate.quota.node.core._admission cimport MAX_CELLS, REQUEST_STARTS
 
 from sluicegate.errors import ConfigError
@@ -32,7 +33,7 @@ from sluicegate.shm.file import MAGIC, SharedFile, is_foreign
 __all__ = ["SharedHeader"]
 
 cdef enum:
-    VERSION = 4
+    VERSION = 5
     MAX_ASK_RETRIES = 3  # looks at an ask that is half written, before it is given up
 
 
@@ -186,33 +187,32 @@ cdef class SharedHeader:
     # What holds for all users
 
     def publish(
-        self, *, version, begin, end, slot, frozen_windows, epoch, window, generation, slot_frozen, nodes, views
+        self, *, version, begin, end, slot, epoch, window, generation, slot_frozen, nodes, alone_since, lead_seconds,
+        wait_seconds, retry_seconds, newcomers
     ):
-        """Publish what holds for all users from now on. `views` are (slot of the whole Quota or -1, newcomers
-        by service) of the slot, and of those after it."""
+        """Publish what holds for all users from now on. `newcomers` are their shares by service."""
         cdef uint64_t publications = load(&self.memory.publications) + 1
         cdef Published *published = &self.memory.published[publications & 1]
-        cdef SlotView *view
-        cdef int i, service
+        cdef int service
         published.version = version
         published.begin = begin
         published.end = end
         published.slot = slot
-        published.frozen_windows = frozen_windows
         published.epoch = epoch
         published.window = window
         published.generation = generation
         published.slot_frozen = slot_frozen
         published.nodes = nodes
-        for i, (whole, newcomers) in enumerate(views):
-            view = &published.views[i]
-            memset(view, 0, sizeof(SlotView))
-            view.whole_slot = whole
-            for name, shares in newcomers.items():
-                service = self.known_service(name)
-                if shares and service >= 0:  # the others are not served here
-                    view.known_services |= <uint64_t> 1 << service
-                    self.fill_defaults(&view.newcomers[service], shares)
+        published.alone_since = alone_since
+        published.lead_seconds = lead_seconds
+        published.wait_seconds = wait_seconds
+        published.retry_seconds = retry_seconds
+        published.known_services = 0
+        for name, shares in newcomers.items():
+            service = self.known_service(name)
+            if shares and service >= 0:  # the others are not served here
+                published.known_services |= <uint64_t> 1 << service
+                self.fill_defaults(&published.newcomers[service], shares)
         before_writes()
         store(&self.memory.publications, publications)
 
@@ -234,12 +234,40 @@ cdef class SharedHeader:
             "begin": published.begin,
             "end": published.end,
             "slot": published.slot,
-            "frozen_windows": published.frozen_windows,
             "epoch": published.epoch,
             "window": published.window,
             "generation": published.generation,
             "nodes": published.nodes,
         }
+
+    @property
+    def wait_seconds(self):
+        """How long a request may wait for an answer of the leader; 0 while none is heard."""
+        cdef Published *published = &self.memory.published[load(&self.memory.publications) & 1]
+        return 0.0 if published.epoch < 0 or published.alone_since >= 0.0 else published.wait_seconds
+
+    # Requests that wait
+
+    def count_answer(self):
+        """A Quota has been written into the records."""
+        add(&self.memory.answers, 1)
+
+    @property
+    def news(self):
+        """Changes whenever a request that waits may find what it waits for."""
+        return load(&self.memory.answers) + load(&self.memory.publications)
+
+    def count_wait(self, double seconds):
+        """A request of some process of this host has waited."""
+        add(&self.memory.waits, 1)
+        add(&self.memory.waited_microseconds, <uint64_t> (max(seconds, 0.0) * 1e6))
+
+    @property
+    def waits(self):
+        """How many requests have waited since the memory was made, and how many seconds in sum."""
+        return load(&self.memory.waits), load(&self.memory.waited_microseconds) / 1e6
+
+    # Reports
 
     def next_sequence(self):
         """The number of a report that is made now."""
@@ -270,10 +298,22 @@ cdef class SharedHeader:
         place.size = <uint8_t> size
         memcpy(place.user, user, size)
         store(&place.ticket, ticket + 1)
+        futex_wake_if(&self.memory.ask_tickets, &self.memory.asks_awaited)
 
     @property
     def has_asks(self):
         return load(&self.memory.ask_tickets) != self._next_ask
+
+    def wait_for_asks(self, double seconds):
+        """Sleep until there are asks, `wake_reporter` is called, or the seconds are over; whether there are."""
+        cdef uint64_t seen = self._next_ask
+        with nogil:
+            futex_wait(&self.memory.ask_tickets, seen, &self.memory.asks_awaited, seconds)
+        return self.has_asks
+
+    def wake_reporter(self):
+        """End a `wait_for_asks` that has begun."""
+        futex_wake(&self.memory.ask_tickets)
 
     def take_asks(self):
         """(service, user) of all asks since the last call."""
@@ -325,7 +365,9 @@ def _fill(descriptor, fingerprint, boot_id, double now, double wall, double slot
     published.epoch = memory.settled_slot = -1
     published.window = 2
     published.generation = 1
-    published.views[0].whole_slot = published.views[1].whole_slot = -1
+    published.alone_since = now
+    published.retry_seconds = 0.3
+    published.lead_seconds = 0.1
     memory.resources = 1  # number 0 is the beginnings of requests
     os.pwrite(descriptor, packed, 0)
 

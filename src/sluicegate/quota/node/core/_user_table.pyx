@@ -21,6 +21,8 @@ begin of a window, is decided by the precise clock.
 
 from pathlib import Path
 
+cimport cython
+from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_CheckExact
 from libc.math cimport INFINITY
 
 from sluicegate._clock cimport monotonic, monotonic_coarse
@@ -30,8 +32,9 @@ from sluicegate.quota.node.core._shared_header cimport MAX_SERVICES, read_defaul
 from sluicegate.quota.node.core._user_keys cimport OVERFLOW_RECORDS, make_user_key, name_in_key, overflow_key
 from sluicegate.quota.node.core._admission cimport (
     CELL_WORDS, FALLBACK, FALLBACK_REQUESTS, FREE, FRESH, MAX_CELLS, NEWCOMER, REQUEST_STARTS, REUSED, SAFE,
-    USER_WORDS, Costs, ResourceCell, UserRecord, admit_many, begin_request, count_refusal, find_cell,
-    finish_request, first_short, has_running_requests, init_record, is_free, refresh_record, uses_credit,
+    USER_WORDS, Costs, ResourceCell, UserRecord, accrue_allowance, admit_many, begin_request, can_float,
+    count_arrivals, count_refusals, find_cell, finish_request, first_short, has_allowance, has_reservations,
+    has_running_requests, init_record, is_empty, is_free, learn_costs, needs_credit, refresh_record,
 )
 
 from sluicegate.clock import SystemClock
@@ -39,13 +42,17 @@ from sluicegate.errors import TableFull
 from sluicegate._validate import check_positive, check_text, check_whole
 from sluicegate.shm.file import path_of, remove
 from sluicegate.quota.node.core._user_keys import default_memory_name
+from sluicegate.quota.node.core.waiting import throttle_waiting
 from sluicegate.quota.stable_hash import hash_fraction
 from sluicegate.quota.errors import Throttled
 
-__all__ = ["UserTable"]
+__all__ = ["Ticket", "UserTable"]
+
+cdef enum:  # answers to a request, beside the resource that it is short of
+    PASSED = -1
+    PENDING = -3
 
 cdef enum:
-    PASSED = -1
     REFRESH_WINDOWS = 60
 
 cdef dict STATE_NAMES = {
@@ -54,6 +61,20 @@ cdef dict STATE_NAMES = {
 
 assert sizeof(UserRecord) == 8 * USER_WORDS and sizeof(ResourceCell) == 8 * CELL_WORDS
 assert USER_WORDS + MAX_CELLS * CELL_WORDS <= MAX_PAYLOAD
+
+
+@cython.final
+cdef class Ticket:
+    """What a request has reserved, for `consume` to release exactly that, once.
+
+    It expires one to two `reservation_seconds` after `throttle`: then there is nothing to release.
+    """
+
+    def __repr__(self):
+        return f"Ticket(resources={self.costs.count})"
+
+    def __reduce__(self):
+        raise TypeError("a Ticket cannot be copied or pickled: it releases its reservation once")
 
 
 cdef class UserTable:
@@ -157,44 +178,83 @@ cdef class UserTable:
 
     # A request begins, and ends
 
-    def allows(self, service, user, expect=None):
-        """Whether a request may begin. If so, its expected cost is reserved until `consume`."""
-        cdef WindowInfo window
-        self._set_coarse_time(&window)
-        return self._throttle(&window, service, user, expect) == PASSED
+    def allows(self, service, user, expect=None, *, wait=0.0):
+        """Whether a request may begin. If so, its expected cost is reserved until `consume`.
 
-    def throttle(self, service, user, expect=None):
-        """As `allows`; raises `Throttled` if not."""
+        `wait`: how many seconds at most to wait for an answer of the leader; None: as long as one takes.
+        """
+        cdef WindowInfo window
+        if not (PyFloat_CheckExact(wait) and PyFloat_AS_DOUBLE(wait) == 0.0):
+            try:
+                throttle_waiting(self, service, user, expect, wait)
+            except Throttled:
+                return False
+            return True
+        self._set_coarse_time(&window)
+        return self._throttle(&window, service, user, expect, False, False, None) == PASSED
+
+    def throttle(self, service, user, expect=None, *, wait=0.0, ticket=False):
+        """As `allows`; raises `Throttled` if not. With `ticket`, returns a `Ticket` to hand to `consume`.
+
+        A request with a ticket must end with it: `consume` without one releases what requests without one reserved.
+        """
+        cdef WindowInfo window
+        cdef int short
+        cdef Ticket given = None
+        if ticket:
+            given = Ticket()
+        if not (PyFloat_CheckExact(wait) and PyFloat_AS_DOUBLE(wait) == 0.0):
+            throttle_waiting(self, service, user, expect, wait, given)
+            return given
+        self._set_coarse_time(&window)
+        short = self._throttle(&window, service, user, expect, False, False, given)
+        if short != PASSED:
+            raise self._throttled(&window, service, user, short)
+        return given
+
+    def try_throttle(self, service, user, expect=None, *, can_wait=True, is_retry=False, Ticket ticket=None):
+        """As `throttle`, for a request that can wait: False if the leader's answer is worth waiting for.
+
+        `is_retry`: it has waited, and is no new request. `ticket` is filled in when the request passes.
+        """
         cdef WindowInfo window
         cdef int short
         self._set_coarse_time(&window)
-        short = self._throttle(&window, service, user, expect)
+        short = self._throttle(&window, service, user, expect, can_wait, is_retry, ticket)
+        if short == PENDING:
+            return False
         if short != PASSED:
             raise self._throttled(&window, service, user, short)
+        return True
 
-    def consume(self, service, user, amounts):
-        """A request has ended and cost `amounts`, by resource."""
+    def consume(self, service, user, amounts, Ticket ticket=None):
+        """A request has ended and cost `amounts`, by resource. `ticket` is that of its `throttle`, if it has one."""
         cdef WindowInfo window
         self._set_coarse_time(&window)
-        self._consume(&window, service, user, amounts)
+        self._consume(&window, service, user, amounts, ticket)
 
-    def throttle_at(self, double time, service, user, expect=None):
-        """A `Throttled`, or None: the request may begin."""
+    def throttle_at(self, double time, service, user, expect=None, can_wait=False, is_retry=False, Ticket ticket=None):
+        """None: the request may begin; or a `Throttled`. With `can_wait`, False: an answer is to be waited for."""
         cdef WindowInfo window
         set_time(&window, time)
-        cdef int short = self._throttle(&window, service, user, expect)
+        cdef int short = self._throttle(&window, service, user, expect, can_wait, is_retry, ticket)
+        if short == PENDING:
+            return False
         return None if short == PASSED else self._throttled(&window, service, user, short)
 
-    def consume_at(self, double time, service, user, amounts):
+    def consume_at(self, double time, service, user, amounts, Ticket ticket=None):
         cdef WindowInfo window
         set_time(&window, time)
-        self._consume(&window, service, user, amounts)
+        self._consume(&window, service, user, amounts, ticket)
 
     cdef object _throttled(self, WindowInfo *window, object service, object user, int short):
-        return Throttled(service, user, self.header.resource_name(short), max(window.end - window.time, 0.0))
+        return Throttled(service, user, self.header.resource_name(short), window.retry_after)
 
-    cdef int _throttle(self, WindowInfo *window, object service, object user, object expect) except -2:
-        """The number of the resource that a request is short of, or PASSED.
+    cdef int _throttle(
+        self, WindowInfo *window, object service, object user, object expect, bint can_wait, bint is_retry,
+        Ticket ticket,
+    ) except -2:
+        """The number of the resource that a request is short of, PASSED, or PENDING if it can wait for an answer.
 
         When there is no memory to count in, no new user can pass.
         """
@@ -212,37 +272,72 @@ cdef class UserTable:
             expected = &costs
         while True:
             key_owner = self.find(&key, &snapshot, window, service, key_owner)
+            if ticket is not None:
+                ticket.costs.count = 0  # of a try before, when another process was faster
             if record.state == FREE:
                 if window.number - record.changed_window > REFRESH_WINDOWS:  # or the record would be forgotten as idle
                     record.changed_window = window.number
                     self.put(&key, &snapshot, snapshot.item_count)
                 return PASSED
             count = snapshot.item_count
-            asks = uses_credit(record.state) and record.state != SAFE
-            short = first_short(record, cells, count, expected, window)
-            if short < 0:
-                begin_request(record, cells, count, expected)
-            elif window.is_coarse:
+            if has_allowance(record.state):
+                self._accrue(record, cells, count, window, service, &key)
+            short = first_short(record, cells, count, expected)
+            if short >= 0 and window.is_coarse:
                 set_time(window, monotonic())
                 continue
+            if not is_retry:
+                count_arrivals(record, 1.0, window)
+            if short < 0 or (not (can_wait or is_retry) and can_float(record, cells, count, expected)):
+                if short >= 0:
+                    record.may_float = 0
+                begin_request(record, cells, count, expected, NULL if ticket is None else &ticket.costs)
+                asks = needs_credit(record, cells, count, expected, short >= 0, False, window)
+                short = PASSED
             else:
-                count_refusal(record, cells, count, expected, 1, window)
-                # What ran out may be the reserve of an idle user; the leader may have more to give.
-                asks = asks or (record.state == FRESH and record.was_idle and not record.was_refused)
-                record.was_refused = 1
-                short = cells[short].resource
-            asks = asks and record.asked_window != window.number
+                if not is_retry:
+                    learn_costs(cells, count, expected, 1)
+                asks = needs_credit(record, cells, count, expected, True, can_wait, window)
+                if can_wait and self._is_worth_waiting(record, window):
+                    if is_retry and record.has_waiting and not asks:
+                        return PENDING  # nothing has changed that others should see
+                    short = PENDING
+                    record.has_waiting = 1
+                else:
+                    count_refusals(record, cells, count, expected, 1)
+                    window.retry_after = self._retry_after(record, window)
+                    short = cells[short].resource
             if asks:
-                record.asked_window = window.number
+                record.is_asking = 1
+                record.asked_at = window.time
             outcome = self.put(&key, &snapshot, count)
             if outcome == FULL:
+                window.retry_after = window.slot_seconds
                 return REQUEST_STARTS
             if outcome == DONE:
                 if asks:
                     self.header.push_ask(number, key.data, key.size)
                 return short
 
-    cdef int _consume(self, WindowInfo *window, object service, object user, object amounts) except -1:
+    cdef int _accrue(
+        self, UserRecord *record, ResourceCell *cells, int count, WindowInfo *window, object service, Key *key
+    ) except -1:
+        if not accrue_allowance(record, cells, count, window):
+            window.user_fraction = hash_fraction(self.node_id, service, name_in_key(key))
+            accrue_allowance(record, cells, count, window)
+        return 0
+
+    cdef bint _is_worth_waiting(self, UserRecord *record, WindowInfo *window) noexcept:
+        """Whether an answer of the leader may come in time: it is heard, and has not said that there is nothing."""
+        return window.epoch >= 0 and window.alone_since < 0.0 and not is_empty(record, True, window)
+
+    cdef double _retry_after(self, UserRecord *record, WindowInfo *window) noexcept:
+        """Seconds until more may be there: as the leader said, or the next slot."""
+        if record.empty_until > window.time:
+            return record.empty_until - window.time
+        return max(window.end - window.time, 0.0)
+
+    cdef int _consume(self, WindowInfo *window, object service, object user, object amounts, Ticket ticket) except -1:
         cdef Key key
         cdef ChainSnapshot snapshot
         cdef Costs costs
@@ -253,15 +348,19 @@ cdef class UserTable:
         parse_costs(self.header, "amounts", amounts, &costs)
         while True:
             key_owner = self.find(&key, &snapshot, window, service, key_owner)
-            if record.state == FREE and not has_running_requests(record):
+            if record.state == FREE and not (
+                has_running_requests(record) if ticket is None else ticket.costs.count
+            ):
                 return 0
             count = snapshot.item_count
-            finish_request(record, cells, &count, &costs)
+            finish_request(record, cells, &count, &costs, NULL if ticket is None else &ticket.costs)
             outcome = self.put(&key, &snapshot, count)
             if outcome == FULL:
                 raise TableFull(f"{self!r} is full: {amounts!r} of user {user!r} was not counted")
             if outcome == DONE:
                 break
+        if ticket is not None:
+            ticket.costs.count = 0
         for i in range(costs.count if count == MAX_CELLS else 0):
             if find_cell(cells, count, costs.resource[i]) == NULL:
                 raise ValueError(
@@ -270,11 +369,12 @@ cdef class UserTable:
                 )
         return 0
 
-    def offer_at(self, double time, service, user, amounts, count):
+    def offer_at(self, double time, service, user, amounts, count, can_wait=False, is_retry=False):
         """How many of `count` requests pass that come and end one after the other at `time`.
 
         As a loop of throttle(expect=amounts) and consume(amounts), but in a few steps whatever
-        the count, unless requests of the user are running.
+        the count, unless requests of the user are running. With `can_wait`, below 0 if the others are to
+        wait for the leader's answer: ~n, if n have passed.
         """
         cdef Key key
         cdef ChainSnapshot snapshot
@@ -283,8 +383,9 @@ cdef class UserTable:
         cdef UserRecord *record = <UserRecord *> snapshot.payload
         cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
         cdef int cell_count, outcome, number = service_number(self.header, service)
-        cdef uint32_t admitted, most
-        cdef bint asks
+        cdef long long admitted
+        cdef uint32_t most
+        cdef bint asks, waits
         most = count if type(count) is int and 0 <= count < 1 << 31 else check_whole("count", count, 0)
         set_time(&window, time)
         key_owner = make_user_key(user, number, &key)
@@ -295,28 +396,41 @@ cdef class UserTable:
                 return most
             cell_count = snapshot.item_count
             admitted = 0
-            asks = uses_credit(record.state) and record.state != SAFE
+            if has_allowance(record.state):
+                self._accrue(record, cells, cell_count, &window, service, &key)
+            if not is_retry:
+                count_arrivals(record, most, &window)
+            waits = False
             if not has_running_requests(record):
-                admitted = admit_many(record, cells, &cell_count, &costs, most, &window)
+                admitted = admit_many(record, cells, &cell_count, &costs, most)
             while admitted < most:
-                if first_short(record, cells, cell_count, &costs, &window) >= 0:
-                    count_refusal(record, cells, cell_count, &costs, most - admitted, &window)
-                    asks = asks or (record.state == FRESH and record.was_idle and not record.was_refused)
-                    record.was_refused = 1
-                    break
-                begin_request(record, cells, cell_count, &costs)
-                finish_request(record, cells, &cell_count, &costs)
+                if has_allowance(record.state):
+                    self._accrue(record, cells, cell_count, &window, service, &key)
+                if first_short(record, cells, cell_count, &costs) >= 0:
+                    if can_wait or is_retry or not can_float(record, cells, cell_count, &costs):
+                        break
+                    record.may_float = 0
+                begin_request(record, cells, cell_count, &costs, NULL)
+                finish_request(record, cells, &cell_count, &costs, NULL)
                 admitted += 1
-            asks = asks and record.asked_window != window.number
+            if admitted < most:
+                learn_costs(cells, cell_count, &costs, <uint32_t> (most - admitted))
+                waits = can_wait and self._is_worth_waiting(record, &window)
+                if waits:
+                    record.has_waiting = 1
+                else:
+                    count_refusals(record, cells, cell_count, &costs, most - admitted)
+            asks = needs_credit(record, cells, cell_count, &costs, admitted < most, can_wait, &window)
             if asks:
-                record.asked_window = window.number
+                record.is_asking = 1
+                record.asked_at = window.time
             outcome = self.put(&key, &snapshot, cell_count)
             if outcome == FULL:
                 return 0
             if outcome == DONE:
                 if asks:
                     self.header.push_ask(number, key.data, key.size)
-                return admitted
+                return ~admitted if waits else admitted
         return 0
 
     def state(self, double time, service, user):
@@ -344,7 +458,10 @@ cdef class UserTable:
                     return key_owner
                 set_time(window, monotonic())  # the coarse clock is still in the window before
                 continue
-            if snapshot.found >= 0 and is_free(record, window) and not has_running_requests(record):
+            if (
+                snapshot.found >= 0 and is_free(record, window)
+                and not has_reservations(record, cells, snapshot.item_count)
+            ):
                 record.state = FREE  # windows make no difference to a free user
                 return key_owner
             if window.is_coarse:
@@ -360,9 +477,11 @@ cdef class UserTable:
                 init_record(record, window)
             window.lease = self.lease
             window.reservation_windows = self.reservation_windows
-            if refresh_record(record, cells, &snapshot.item_count, window):
-                return key_owner
-            window.user_fraction = hash_fraction(self.node_id, service, name_in_key(key))
+            window.period = <uint32_t> (
+                <long long> (window.time / (self.slot_seconds * self.reservation_windows)) & 0xFFFFFFFF
+            )
+            refresh_record(record, cells, &snapshot.item_count, window)
+            return key_owner
 
     cdef bint _is_full(self, double time, ChainSnapshot *snapshot):
         """Whether there is no room for one more user."""

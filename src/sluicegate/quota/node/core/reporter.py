@@ -3,34 +3,48 @@
     outgoing -> Report, Ask   to the centrals; `due` says when to call it
     receive  <- Ack, Quota    from the centrals
 
+Reports have the totals of a slot, and go to all centrals. Asks go to the leader, within a slot:
+users that need credit, and what others give back, at most one in the interval that the leader
+sets. A user without a request for a tenth of a second gives back all but a small part, and that,
+too, when the leader recalls it because others wait.
+
+While the connection to the leader is lost, and when the leader does not answer an ask, or sends
+nothing for two slots, the host is *alone*: users live on their safe shares until it is heard again.
+
 All processes of a host count in one shared memory (`UserTable`); one of them has this object and
 talks to the centrals. It writes the leader's clock and quotas into the memory and collects the
 totals from it. Beyond the memory it knows which central has acknowledged what. When its process
 dies, another one makes a new reporter, which reports all totals again, with the same boot number:
 centrals book only what is new to them.
 
-Every call is given the host's monotonic time; there is no thread, no timer, no I/O. Quotas
-are in `quota_store`, acknowledgements in `_report_tracker`, the slot in `slot_clock`, the rules of
-admission in `_admission.pxd`. The page docs/node.md specifies the same for nodes in other
-languages, and tests/quota/node/core/cases.json holds both to it.
+Every call is given the host's monotonic time; there is no thread, no timer, no I/O.
+Acknowledgements are in `_report_tracker`, the slot in `slot_clock`, the rules of admission in
+`_admission.pxd`, what is written into records in `_apply_quota`. The page docs/node.md specifies
+the same for nodes in other languages, and tests/quota/node/core/cases.json holds both to it.
 
 Slot numbers do not go back. When the leader's clock does, the slot holds until the clock has caught
 up; the windows of the host go on meanwhile as if no Quota came.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import islice
 
 from sluicegate._validate import check_text
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.messages import Ack, Ask, Quota, Report, Share
-from sluicegate.quota.node.core._apply_quota import forget, put_settled, put_shares
+from sluicegate.quota.messages import Ack, Ask, Quota, Report, UserAsk
+from sluicegate.quota.node.core._apply_quota import (
+    forget,
+    put_quota,
+    put_settled,
+    read_credit,
+    return_credit,
+)
 from sluicegate.quota.node.core._report_tracker import ReportTracker, UserTotals
 from sluicegate.quota.node.core._scan import collect, count_states
 from sluicegate.quota.node.core._user_table import UserTable
-from sluicegate.quota.node.core.quota_store import QuotaStore
 from sluicegate.quota.node.core.slot_clock import SlotClock
 from sluicegate.quota.stable_hash import hash_fraction
 
@@ -47,6 +61,21 @@ _MAX_FROZEN_SLOTS = 60
 # The largest valid time, in seconds: sums with it are exact to a millisecond.
 _MAX_TIME = 1e12
 _RECEIVABLE = (Ack, Quota)
+# Between two asks, until the leader says otherwise.
+_INTERVAL = 0.05
+# A user gives credit back after so long without a request, and the last request's worth after this.
+_IDLE_SECONDS = 0.1
+_KEPT_SECONDS = 30.0
+# Users whose credit is looked at in one go.
+_MAX_CHECKS = 2000
+# A leader that has answered no ask for so long, or has sent nothing for so many slots, is away.
+_SILENT_SECONDS = 0.25
+_SILENT_SLOTS = 2.25
+# Three round trips and an interval are what an answer takes; processes are late by a little more.
+_WAIT_SLACK = 0.02
+_MIN_WAIT, _MAX_WAIT = 0.05, 0.3
+
+_User = tuple[str, str]  # service, user
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +107,6 @@ class Reporter:
         if not self._centrals or len(set(self._centrals)) < len(self._centrals):
             raise ValueError(f"centrals must be one or more distinct names, got {centrals!r}")
         self.boot: int = self._header.boot if boot is None else boot
-        self._quotas = QuotaStore(user_table.lease)
         self._tracker = ReportTracker(
             user_table.node_id,
             self.boot,
@@ -99,14 +127,26 @@ class Reporter:
         offset = self._slot * user_table.slot_seconds - self._window_begin
         self._clock = SlotClock(user_table.slot_seconds, now=now, wall=now + offset)
         self._leader: str | None = None
-        self._frozen_windows = 0  # windows since the leader's clock went back
         self._generation: int = published["generation"]
         self._reported_window = -1  # the last window with a report
         self._collected_window = 0  # the window up to which changes have been looked for
         self._pending_reports: list[tuple[str, Report]] = []  # the next ones, until they are due
         self._report_delay = hash_fraction(user_table.node_id) * _SPREAD * user_table.slot_seconds
-        self._applied_slots: set[int] = set()  # coming slots whose quotas are in the records
-        self._quotas.set_slot(self._slot, 0)
+        self._version: int | None = None  # of the limits; None: no Quota yet
+        self._newest = (-1, -math.inf)  # (epoch, time) of the newest Quota
+        self._newcomers: dict[str, dict[str, float]] = {}  # by service
+        self._nodes = 0
+        self._quota_slot: int | None = None  # of the newest whole Quota
+
+        self._interval = _INTERVAL
+        self._asked_at = -math.inf  # when the last Ask was made
+        self._asking: dict[_User, None] = {}  # the next Ask tells of them
+        self._returning: dict[_User, UserAsk] = {}  # they have given back, and it is not told yet
+        self._checks: list[tuple[float, str, str]] = []  # when to look for credit to give back
+        self._checked: set[_User] = set()  # those in `_checks`
+        self._heard_at = now  # the last message of the leader
+        self._unanswered_since: float | None = None  # the first Ask since then
+        self._alone_since = now if self._epoch < 0 else -1.0
 
     # The slot
 
@@ -114,6 +154,41 @@ class Reporter:
         """Begin a new window if it is time for one. All other calls do so first."""
         if now >= self._window_end:
             self._begin_window(now)
+        if self._alone_since < 0.0 and now >= self._silent_at():
+            self._go_alone(self._heard_at)
+
+    def lose_connection(self, now: float, central: str) -> None:
+        """The connection to `central` has ended. If that is the leader, it is away from now on."""
+        self.advance_to(now)
+        if central == self._leader and self._alone_since < 0.0:
+            self._go_alone(now)
+
+    def _go_alone(self, since: float) -> None:
+        """The leader is away: since the first ask that it has not answered, or else `since`."""
+        unanswered = self._unanswered_since
+        self._alone_since = since if unanswered is None else unanswered
+        self._publish_header()
+
+    def _silent_at(self) -> float:
+        """When to take it that the leader is away, if nothing is heard until then."""
+        silent = self._heard_at + _SILENT_SLOTS * self._user_table.slot_seconds
+        if self._unanswered_since is None:
+            return silent
+        return min(silent, self._unanswered_since + max(_SILENT_SECONDS, self._retry_seconds()))
+
+    def _hear_leader(self, now: float, central: str, epoch: int) -> None:
+        self._epoch = epoch
+        self._leader = central
+        self._heard_at = now
+        self._unanswered_since = None
+        self._alone_since = -1.0
+
+    def _lead_seconds(self) -> float:
+        """How long credit takes to come, from the request that needs it."""
+        return self._clock.round_trip + self._interval + 0.02
+
+    def _retry_seconds(self) -> float:
+        return 4.0 * self._clock.round_trip + 3.0 * self._interval + 0.05
 
     def _begin_window(self, now: float) -> None:
         """A new window has begun."""
@@ -124,16 +199,12 @@ class Reporter:
             # A clock that leaps ahead mints no credit for time that nobody lived.
             windows = min(slot - self._slot, max(lived, 1))
             self._slot = slot
-            self._frozen_windows = 0
             self._window_begin = self._clock.begin(slot)
         else:
             windows = max(lived - 1, 1)
-            self._frozen_windows += windows
             self._window_begin += windows * slot_seconds
         self._window += windows
         self._set_window_end()
-        self._quotas.set_slot(self._slot, self._frozen_windows)
-        self._apply_early_quotas(now)
         self._publish_header()
         # Made now, to be sent when it is due: it has the slots that are over, and nothing of the
         # one that has begun.
@@ -154,11 +225,7 @@ class Reporter:
         # those of a leader whose clock was so wrong that to wait would be worse than to go back.
         if slot < self._slot and (not had_leader_time or slot < self._slot - _MAX_FROZEN_SLOTS):
             self._slot = slot
-            self._frozen_windows = 0
             self._window_begin = self._clock.begin(slot)
-            self._quotas.rewind(slot)
-            self._applied_slots.clear()
-            self._apply_early_quotas(now)
         self._set_window_end()
         if now >= self._window_end:
             self._begin_window(now)
@@ -168,18 +235,22 @@ class Reporter:
     def _publish_header(self) -> None:
         """Publish what holds for all users to all processes of the host."""
         self._generation = (self._generation + 1) % (1 << 32)
+        wait = 3.0 * self._clock.round_trip + self._interval + _WAIT_SLACK
         self._header.publish(
-            version=_stored_version(self._quotas.version),
+            version=_stored_version(self._version),
             begin=self._window_begin,
             end=self._window_end,
             slot=self._slot,
-            frozen_windows=self._frozen_windows,
             epoch=self._epoch,
             window=self._window,
             generation=self._generation,
             slot_frozen=self._window_end < self._clock.begin(self._slot + 1),
-            nodes=self._quotas.nodes,
-            views=(self._quotas.view(self._slot), self._quotas.view(self._slot + 1)),
+            nodes=self._nodes,
+            alone_since=self._alone_since,
+            lead_seconds=self._lead_seconds(),
+            wait_seconds=min(max(wait, _MIN_WAIT), _MAX_WAIT),
+            retry_seconds=self._retry_seconds(),
+            newcomers=self._newcomers,
         )
 
     # Messages from centrals
@@ -206,8 +277,7 @@ class Reporter:
             return
         leads = ack.leads and ack.epoch >= self._epoch
         if leads:
-            self._epoch = ack.epoch
-            self._leader = central
+            self._hear_leader(now, central, ack.epoch)
             if ack.sent <= now:
                 self._clock.sample(ack.epoch, sent=ack.sent, time=ack.time, received=now)
                 self._follow_leader_clock(now)
@@ -217,76 +287,86 @@ class Reporter:
     def _receive_quota(self, now: float, central: str, quota: Quota) -> None:
         if quota.epoch < self._epoch:
             return
-        self._epoch = quota.epoch
-        self._leader = central
+        was_alone = self._alone_since >= 0.0
+        self._hear_leader(now, central, quota.epoch)
         self._clock.hint(quota.epoch, time=quota.time, received=now)
         self._follow_leader_clock(now)
-        before = self._quotas.users(quota.slot)
-        version = self._quotas.version
-        self._quotas.receive(quota)
-        if quota.slot <= self._slot + 1:
-            self._apply_shares(
-                now, quota.slot, _user_names(quota.services), before if quota.whole else {}
-            )
-        else:
-            self._apply_free_users(now, quota)
-        if quota.whole or self._quotas.version != version or not before:
+        stamp = (quota.epoch, quota.time)
+        is_newest = stamp >= self._newest
+        if not is_newest and quota.version != self._version:
+            return  # it was overtaken by one with other limits
+        is_news = was_alone or quota.interval != self._interval
+        if is_newest:
+            self._newest = stamp
+            self._nodes = quota.nodes
+            self._interval = quota.interval
+            is_news = is_news or quota.version != self._version
+            self._version = quota.version
+            for service, part in quota.services.items():
+                if self._newcomers.get(service) != part.newcomers:
+                    self._newcomers[service] = part.newcomers
+                    is_news = True
+        if quota.whole:
+            self._quota_slot = max(self._quota_slot or 0, quota.slot)
+        if is_news:
             self._publish_header()
+        self._apply_quota(now, quota)
 
-    def _apply_shares(
-        self,
-        now: float,
-        slot: int,
-        named: Mapping[str, Sequence[str]],
-        before: Mapping[str, Mapping[str, object]],
-    ) -> None:
-        """Write the shares of a slot into the records of the users that are named.
-
-        `before` are the users that had shares until now: a whole Quota may leave them out.
-        """
-        slot_users = self._quotas.users(slot)
-        is_kept = bool(slot_users) or self._quotas.has(slot)
-        version = _stored_version(self._quotas.version)
-        for service, users in named.items():
+    def _apply_quota(self, now: float, quota: Quota) -> None:
+        """Write the grants into the records. What comes twice or late changes nothing."""
+        for service, part in quota.services.items():
             if not self._header.has_service(service):
                 continue  # it is not served here
-            service_users = slot_users.get(service, {})
-            shares: dict[str, Mapping[str, Share] | None] = {}
-            for user in users:
-                if self._quotas.is_free(service, user):
-                    shares[user] = {}
-                elif service_users.get(user):
-                    shares[user] = service_users[user]
-            put_shares(self._user_table, now, service, shares, slot=slot, version=version)
-        if is_kept:
-            for service, gone in before.items():
-                service_users = slot_users.get(service, {})
-                left_out = {user: None for user in gone if user not in service_users}
-                if left_out:
-                    put_shares(self._user_table, now, service, left_out, slot=slot, version=version)
-        if slot > self._slot:
-            self._applied_slots.add(slot)
+            put_quota(
+                self._user_table,
+                now,
+                service,
+                part.users,
+                part.hints,
+                # By the leader's clock a wait could end before it begins, if the clock stepped.
+                said_at=min(now, quota.time - self._clock.offset),
+                version=_stored_version(self._version),
+                whole=quota.whole,
+            )
+            if quota.whole:
+                continue
+            for user, shares in part.users.items():
+                if shares:
+                    self._check_at(now + _IDLE_SECONDS, service, user)
+            for user, hint in part.hints.items():
+                if hint.recall:
+                    self._return_credit(now, service, user, keeps=False)
+        self._header.count_answer()
 
-    def _apply_free_users(self, now: float, quota: Quota) -> None:
-        """Of a quota for a slot further ahead, only its free users matter now."""
-        version = _stored_version(self._quotas.version)
-        for service, part in quota.services.items():
-            free = {
-                user: shares
-                for user, shares in part.users.items()
-                if not shares and self._quotas.is_free(service, user)
-            }
-            put_shares(self._user_table, now, service, free, slot=quota.slot, version=version)
+    # Credit that is not needed
 
-    def _apply_early_quotas(self, now: float) -> None:
-        """Write the shares of quotas that arrived more than a slot early."""
-        self._applied_slots = {slot for slot in self._applied_slots if slot > self._slot}
-        for slot in (self._slot, self._slot + 1):
-            if slot not in self._applied_slots and self._quotas.arrived_early(slot):
-                users = self._quotas.users(slot)
-                self._apply_shares(
-                    now, slot, {name: list(part) for name, part in users.items()}, {}
-                )
+    def _check_at(self, time: float, service: str, user: str) -> None:
+        """Look at `time` whether a user has credit to give back."""
+        if (service, user) not in self._checked:
+            self._checked.add((service, user))
+            heappush(self._checks, (time, service, user))
+
+    def _check_credit(self, now: float) -> None:
+        for _ in range(_MAX_CHECKS):
+            if not self._checks or self._checks[0][0] > now:
+                return
+            _, service, user = heappop(self._checks)
+            self._checked.discard((service, user))
+            again = self._return_credit(now, service, user)
+            if again is not None:
+                self._check_at(again, service, user)
+
+    def _return_credit(
+        self, now: float, service: str, user: str, *, keeps: bool = True
+    ) -> float | None:
+        """Give back what an idle user does not need soon, or all of it; or when to look again."""
+        answer = return_credit(
+            self._user_table, now, service, user, idle_seconds=_IDLE_SECONDS, keeps=keeps
+        )
+        if isinstance(answer, UserAsk):
+            self._returning[service, user] = answer
+            return None
+        return answer
 
     # Messages to centrals
 
@@ -303,25 +383,53 @@ class Reporter:
             messages.extend((to, report._replace(sent=now)) for to, report in self._pending_reports)
             self._pending_reports = []
             self._forget_idle_users(now)
-        users = self._take_asks()
-        if users:
-            ask = Ask(self._user_table.node_id, self.boot, self._slot, now, users)
+        if self._alone_since < 0.0:
+            self._check_credit(now)
+        for asking in self._header.take_asks():
+            self._asking[asking] = None
+        if now >= self._asked_at + self._interval and (self._asking or self._returning):
+            self._asked_at = now
+            users = self._take_asks(now)
+            ask = Ask(self._user_table.node_id, self.boot, now, users)
             asked = self._centrals if self._leader is None else (self._leader,)
             messages.extend((central, ask) for central in asked)
+            # One that only tells something is not answered.
+            if self._unanswered_since is None and any(
+                each.requests for asks in users.values() for each in asks.values()
+            ):
+                self._unanswered_since = now
+            self._asking = {}
         return messages
 
-    def _take_asks(self) -> dict[str, list[str]]:
-        users: dict[str, dict[str, None]] = {}
-        for service, user in self._header.take_asks():
-            users.setdefault(service, {})[user] = None
-        return {service: list(names) for service, names in users.items()}
+    def _take_asks(self, now: float) -> dict[str, dict[str, UserAsk]]:
+        users: dict[str, dict[str, UserAsk]] = {}
+        for (service, user), returned in self._returning.items():
+            users.setdefault(service, {})[user] = returned
+        for service, user in self._asking:
+            ask = read_credit(self._user_table, now, service, user)
+            if ask is not None:
+                users.setdefault(service, {})[user] = ask
+        self._returning = {}
+        return users
 
     def due(self, now: float) -> float:
         """When to call `outgoing` next, at the latest; `now` if it has messages already."""
-        if self._header.has_asks or self._reported_window < 0:
+        if self._reported_window < 0:
             return now
         begin = self._window_begin if self._reported_window < self._window else self._window_end
-        return max(now, begin + self._report_delay)
+        due = begin + self._report_delay
+        if self._alone_since < 0.0:
+            due = min(due, self._silent_at())
+            if self._checks:
+                due = min(due, self._checks[0][0])
+        if self._header.has_asks or self._asking or self._returning:
+            due = min(due, self._asked_at + self._interval)
+        return max(now, due)
+
+    @property
+    def can_ask_at(self) -> float:
+        """From when on the next Ask may be sent."""
+        return self._asked_at + self._interval
 
     def leave(self, now: float) -> list[tuple[str, Report]]:
         """The last reports: the node stops, and hands back what it was promised."""
@@ -336,6 +444,8 @@ class Reporter:
         self._header.next_sequence()
         reports = self._tracker.make_reports(slot, now, epoch=self._epoch, leaving=leaving)
         put_settled(self._user_table, self._tracker)
+        for service, user in self._tracker.take_holding():
+            self._check_at(now + _IDLE_SECONDS, service, user)
         return reports
 
     def _forget_idle_users(self, now: float) -> None:
@@ -351,6 +461,8 @@ class Reporter:
 
     def _try_forget(self, now: float, user: UserTotals) -> bool:
         since = user.changed_window + 1
+        if self._window - since >= _KEPT_SECONDS / self._user_table.slot_seconds:
+            self._return_credit(now, user.service, user.name, keeps=False)
         return self._window - since >= _IDLE_WINDOWS and forget(
             self._user_table, now, user.service, user.name, since
         )
@@ -371,9 +483,9 @@ class Reporter:
             slot=self._slot,
             epoch=self._epoch,
             leader=self._leader,
-            nodes=self._quotas.nodes,
-            quota_slot=self._quotas.newest_slot,
-            quota_age=self._quotas.age,
+            nodes=self._nodes,
+            quota_slot=self._quota_slot,
+            quota_age=None if self._quota_slot is None else max(0, self._slot - self._quota_slot),
             users=count_states(self._user_table, now),
             unacknowledged={
                 central: self._tracker.unacknowledged(central) for central in self._centrals
@@ -389,7 +501,7 @@ class Reporter:
     def __repr__(self) -> str:
         return (
             f"Reporter({self._user_table.node_id!r}, slot={self._slot}, "
-            f"epoch={self._epoch}, leader={self._leader!r}, quota_age={self._quotas.age}, "
+            f"epoch={self._epoch}, leader={self._leader!r}, "
             f"users={len(self._user_table)})"
         )
 
@@ -397,7 +509,3 @@ class Reporter:
 def _stored_version(version: int | None) -> int:
     """A version of the limits as stored in the memory, where 0 is none."""
     return 0 if version is None else (version + 1) % (1 << 64) or 1
-
-
-def _user_names(services: Mapping[str, object]) -> dict[str, list[str]]:
-    return {name: list(part.users) for name, part in services.items()}  # type: ignore[attr-defined]

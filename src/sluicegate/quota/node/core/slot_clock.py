@@ -67,6 +67,11 @@ class SlotClock:
         """The leader's time less the node's monotonic time."""
         return self._offset
 
+    @property
+    def round_trip(self) -> float:
+        """The shortest of the last ones, in seconds; 0 while none is known."""
+        return min(map(_round_trip, self._samples), default=0.0)
+
     def time(self, now: float) -> float:
         """The leader's time."""
         return now + self._offset

@@ -11,11 +11,12 @@ Every call is given the node's monotonic time in seconds.
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from sluicegate._validate import check_whole
 from sluicegate.quota.errors import Throttled
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
-from sluicegate.quota.node.core._user_table import UserTable
+from sluicegate.quota.node.core._user_table import Ticket, UserTable
 from sluicegate.quota.node.core.reporter import NodeStatus, Reporter
 
 __all__ = ["NodeState"]
@@ -57,31 +58,62 @@ class NodeState:
     # Requests
 
     def throttle(
-        self, now: float, service: str, user: str, expect: Mapping[str, float] | None = None
-    ) -> Throttled | None:
+        self,
+        now: float,
+        service: str,
+        user: str,
+        expect: Mapping[str, float] | None = None,
+        *,
+        can_wait: bool = False,
+        is_retry: bool = False,
+        ticket: Ticket | None = None,
+    ) -> Throttled | Literal[False] | None:
         """Whether a request may begin: None, and its expected cost is reserved, or a refusal.
 
         Without `expect` the cost of each limited resource is the mean of the user's last
-        requests. With it, a resource that does not stand in it is not used.
+        requests. With it, a resource that does not stand in it is not used. With `can_wait`,
+        False: the leader is asked, and its answer may come within `wait_seconds`; then call
+        again, with `is_retry`.
         """
         self._reporter.advance_to(now)
-        return self._user_table.throttle_at(now, service, user, expect)
+        return self._user_table.throttle_at(now, service, user, expect, can_wait, is_retry, ticket)
 
-    def consume(self, now: float, service: str, user: str, amounts: Mapping[str, float]) -> None:
+    @property
+    def wait_seconds(self) -> float:
+        """How long a request may wait for an answer of the leader; 0 while none is heard."""
+        return self._user_table.header.wait_seconds
+
+    def consume(
+        self,
+        now: float,
+        service: str,
+        user: str,
+        amounts: Mapping[str, float],
+        ticket: Ticket | None = None,
+    ) -> None:
         """A request has ended and cost `amounts`."""
         self._reporter.advance_to(now)
-        self._user_table.consume_at(now, service, user, amounts)
+        self._user_table.consume_at(now, service, user, amounts, ticket)
 
     def offer(
-        self, now: float, service: str, user: str, amounts: Mapping[str, float], count: int
+        self,
+        now: float,
+        service: str,
+        user: str,
+        amounts: Mapping[str, float],
+        count: int,
+        *,
+        can_wait: bool = False,
+        is_retry: bool = False,
     ) -> int:
         """How many of `count` requests pass that come and end one after the other at `now`.
 
         As a loop of throttle(expect=amounts) and consume(amounts), but in a few steps whatever
-        the count, unless requests of the user are running.
+        the count, unless requests of the user are running. With `can_wait`, ~n if n have passed
+        and the others are to wait.
         """
         self._reporter.advance_to(now)
-        return self._user_table.offer_at(now, service, user, amounts, count)
+        return self._user_table.offer_at(now, service, user, amounts, count, can_wait, is_retry)
 
     def state(self, now: float, service: str, user: str) -> str:
         """What a user has in this slot: fresh, reused, safe, newcomer, free or fallback."""
@@ -96,6 +128,10 @@ class NodeState:
             for service in message.services:
                 self._user_table.header.add_service(service)
         self._reporter.receive(now, central, message)
+
+    def lose_connection(self, now: float, central: str) -> None:
+        """The connection to `central` has ended."""
+        self._reporter.lose_connection(now, central)
 
     def outgoing(self, now: float) -> list[tuple[str, Report | Ask]]:
         """What is to be sent now, and to which central."""

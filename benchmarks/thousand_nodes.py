@@ -115,7 +115,7 @@ class _Pace:
 
 
 def _likely(mean: float) -> float:
-    """As many as may come, by chance, of so many on average."""
+    """An upper estimate of a random number of requests, by its mean."""
     return 1.25 * mean + 3.0 * math.sqrt(mean)
 
 

@@ -8,6 +8,7 @@ available (`_credit.pxd`):
 
     one node waits       all it wants; half of what is there if another node had traffic just now
     several wait         max-min fair, the remainder to those first in the queue
+    others ask soon      what was granted to them just now entitles them to an even part of the refill
     less than a request  everyone is told how long it will take, by its place in the queue
 
 Whoever gets something leaves the queue. A user of whom little is left is served every quarter of an interval at
@@ -59,17 +60,18 @@ cdef extern from *:
     #define OTHERS_SECONDS 0.5
     /* A node that was granted something asks again within so many milliseconds, if it goes on. */
     #define FAIR_MS 150
-    /* A user with less than this part of its capacity is served in batches. */
+    /* A user with less than this part of its capacity is served in batches, one in this part of an interval. */
     #define SCARCE 0.1
+    #define BATCH_PART 0.25
     /* A node that has told of no traffic for this many milliseconds gives its credit back when others
        wait. It is asked again after so many. */
     #define QUIET_MS 100
     #define RECALL_MS 300
+    /* Where no request waits, it may be quiet for so long: its credit may be needed there as much as here. */
+    #define PATIENT_QUIET_MS 200
     /* What was granted is not recalled for so long: a request may wait for it there. */
     #define SETTLE_MS 300
-    /* The same where no request waits: the credit may be needed there as much as here. */
-    #define PATIENT_QUIET_MS 200
-    /* Cells are looked through for it once in this many milliseconds; it takes this long to come. */
+    /* Cells are looked through for credit to recall once in this many milliseconds; it takes this long to come. */
     #define RECALL_EVERY_MS 20
     #define RECALL_SECONDS 0.25
     /* While credit is out that a request waits for, a bucket may hold so many seconds of refill beyond its
@@ -92,8 +94,8 @@ cdef extern from *:
     /* An account without asks is forgotten after so many seconds. */
     #define IDLE_SECONDS 60.0
     """
-    const double OTHERS_SECONDS, SCARCE, SPARE_SECONDS, THIN_REQUESTS, FLOAT_SECONDS, LOOK_SECONDS, MAX_WAIT_SECONDS
-    const double TIMER_SLACK, IDLE_SECONDS, WAIT_SECONDS, WAITS_SECONDS
+    const double OTHERS_SECONDS, SCARCE, BATCH_PART, SPARE_SECONDS, THIN_REQUESTS, FLOAT_SECONDS, LOOK_SECONDS
+    const double MAX_WAIT_SECONDS, TIMER_SLACK, IDLE_SECONDS, WAIT_SECONDS, WAITS_SECONDS
     const int FAIR_MS, SETTLE_MS, QUIET_MS, RECALL_MS, RECALL_EVERY_MS, PATIENT_QUIET_MS
     const double RECALL_SECONDS
 
@@ -267,7 +269,7 @@ cdef class Granter:
             self._reserve_numbers(5 * account.count)
             wanted = self._tell(account, node, time, is_newest, user_ask)
             if wanted > 0.0:
-                account.put(node, wanted, time + WAIT_SECONDS if _waits(user_ask) else INFINITY, self.numbers)
+                account.put(node, wanted, time + WAIT_SECONDS if user_ask[2] else INFINITY, self.numbers)
                 self._look(account, time, interval, answers)
                 position = account.find(node)
                 if position >= 0:
@@ -487,7 +489,7 @@ cdef class Granter:
     cdef int _look(self, Account account, double time, double interval, dict answers) except -1:
         """Serve the queue of an account now, or in a batch if there is little left."""
         cdef Bucket *bucket
-        cdef double next_batch = account.served + 0.25 * interval
+        cdef double next_batch = account.served + BATCH_PART * interval
         cdef int r
         if self._is_held(time, interval):
             return self._schedule(account, self.held_until + TIMER_SLACK)
@@ -504,7 +506,7 @@ cdef class Granter:
         cdef Bucket *bucket
         cdef NodeCell *cell
         cdef int i, r, kept = 0, count = account.count
-        cdef double slots = time / ledger.slot_seconds, wanted, active, next_recall
+        cdef double slots = time / ledger.slot_seconds, wanted, active, next_recall, next_turn
         cdef unsigned int now_ms = milliseconds(time)
         cdef bint is_held, is_scarce = False
         cdef double *available
@@ -520,6 +522,7 @@ cdef class Granter:
             capacities[r] = capacity_of(bucket)
             if bucket.rate <= 0.0:
                 available[r] = -INFINITY
+            is_scarce = is_scarce or available[r] < SCARCE * capacities[r]
         for i in range(account.waiting - 1, -1, -1):
             cell = ledger._cell_of(&ledger.buckets[account.numbers[0]], account.waiters[i].node)
             if account.waiters[i].until < time or ledger.is_silent(cell, <long long> slots):
@@ -527,8 +530,6 @@ cdef class Granter:
         if account.waiting == 0:
             account.due = INFINITY
             return 0
-        for r in range(count):
-            is_scarce = is_scarce or available[r] < SCARCE * capacities[r]
         is_held = self._hold_for_others(account, time, available)
         wanted = account.waiters[0].requests
         if account.waiting == 1:
@@ -563,21 +564,20 @@ cdef class Granter:
             account.due = INFINITY
             return 0
         next_recall = self._recall(account, time, answers)
-        wanted = self._wait_of(account, 0, time, interval)
-        return self._schedule(account, time + min(min(wanted, next_recall), LOOK_SECONDS) + TIMER_SLACK)
+        next_turn = self._wait_of(account, 0, time, interval)
+        return self._schedule(account, time + min(min(next_turn, next_recall), LOOK_SECONDS) + TIMER_SLACK)
 
     cdef bint _hold_for_others(self, Account account, double time, double *available) noexcept:
         """Hold back the even part of the refill of nodes that were granted something just now, and ask again soon.
 
-        Returns whether there are any.
-
         Nodes ask in turns, some of them together: each turn would else take all that has come in since the last.
+        Returns whether there are such nodes.
         """
         cdef ServiceLedger ledger = self.service_ledger
         cdef Bucket *bucket = &ledger.buckets[account.numbers[0]]
         cdef unsigned int now_ms = milliseconds(time)
         cdef int i, r, since_ms, nodes = account.waiting
-        cdef double held_ms = 0.0, most = 0.001 / ledger.slot_seconds
+        cdef double held_ms = 0.0, slots_per_ms = 0.001 / ledger.slot_seconds
         for i in range(bucket.count):
             since_ms = <int> (now_ms - bucket.cells[i].granted_ms)
             if 0 <= since_ms < FAIR_MS and account.find(bucket.cells[i].node) < 0:
@@ -588,12 +588,12 @@ cdef class Granter:
         for r in range(account.count):
             bucket = &ledger.buckets[account.numbers[r]]
             # Where each gets a request or two, the order of the queue is fair.
-            if bucket.rate * FAIR_MS * most < 2.0 * account.costs[r] * nodes:
+            if bucket.rate * FAIR_MS * slots_per_ms < 2.0 * account.costs[r] * nodes:
                 return False
         for r in range(account.count):
             bucket = &ledger.buckets[account.numbers[r]]
             if account.costs[r] > 0.0:
-                available[r] -= bucket.rate * held_ms * most / nodes
+                available[r] -= bucket.rate * held_ms * slots_per_ms / nodes
         return True
 
     cdef int _schedule(self, Account account, double due) except -1:
@@ -610,7 +610,7 @@ cdef class Granter:
         """Seconds until it is the turn of a waiter, when each one before it gets a request."""
         cdef Bucket *bucket
         cdef int i, r
-        cdef double wait = max(0.001, account.served + 0.25 * interval - time), missing, cost
+        cdef double wait = max(0.001, account.served + BATCH_PART * interval - time), missing, cost
         cdef double most = MAX_WAIT_SECONDS
         for r in range(account.count):
             bucket = &self.service_ledger.buckets[account.numbers[r]]
@@ -742,10 +742,6 @@ cdef int _without_credit(Bucket *bucket, double cost, unsigned int now_ms) noexc
         if <int> (now_ms - bucket.cells[i].active_ms) < ACTIVE_MS and unused_of(&bucket.cells[i]) < cost * (1.0 - 1e-6):
             nodes += 1
     return max(1, nodes)
-
-
-cdef bint _waits(object user_ask) except -1:
-    return bool(user_ask[2])
 
 
 cdef bint _is_idle(Account account, double time) noexcept:

@@ -3,6 +3,7 @@
     in the middle of a slot   assign, send the quotas, record the metrics of the slot before
     when it is their turn     grant credit to nodes that wait for it: a timer, which an ask may set
     after that, if it is due  write the state: the snapshot at once, the file in a thread
+    ten times a second        see how late timers are; nodes ask less often while they are
     once a second             check the liveness of connections
     once a second             read the limits source; it may be slow, or hang: nothing else waits
                               for it
@@ -39,6 +40,7 @@ _TURN_SECONDS = 0.003
 # `_WAIT_FOR_REPORTS`.
 _LATE, _WAIT_FOR_REPORTS = 0.05, 0.3
 _POLL_SECONDS = 0.005
+_DELAY_SECONDS = 0.1  # between two looks at how late timers are
 
 
 class Scheduler:
@@ -62,7 +64,12 @@ class Scheduler:
             registry.metrics.state_file_opened()
 
     def start(self) -> None:
-        for run in (self._run_slots, self._run_liveness_checks, self._run_limits_sync):
+        for run in (
+            self._run_slots,
+            self._run_delay_checks,
+            self._run_liveness_checks,
+            self._run_limits_sync,
+        ):
             self._tasks.append(asyncio.create_task(run()))
         self._registry.asked = self._set_serve_timer
 
@@ -156,6 +163,13 @@ class Scheduler:
         registry.metrics.assigned(worked)
         registry.metrics.record_slot(registry, registry.state.slot(begun) - 1)
         self._save_if_due(begun)
+
+    async def _run_delay_checks(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _DELAY_SECONDS
+            await asyncio.sleep(_DELAY_SECONDS)
+            self._registry.state.ledger.note_delay(loop.time() - due)
 
     async def _run_liveness_checks(self) -> None:
         while True:

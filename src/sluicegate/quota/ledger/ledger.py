@@ -26,6 +26,7 @@ from sluicegate.errors import ConfigError, ProtocolError
 from sluicegate.quota.ledger._grants import Granter
 from sluicegate.quota.ledger._node_table import COLD_START_NODES, NODE_TIMEOUT_SLOTS, NodeTable
 from sluicegate.quota.ledger._service_ledger import ServiceLedger
+from sluicegate.quota.ledger.ask_interval import AskInterval
 from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.ledger.limits_table import LimitsTable
 from sluicegate.quota.ledger.service import BucketService, MakeService, Service, Shares
@@ -60,9 +61,6 @@ _CELLS_PER_STEP = 100_000  # are assigned in some 3 ms
 _LIMITS_PER_STEP = 4_000  # are asked for in some 3 ms
 _NAMES_PER_STEP = 2_000  # are looked up in some 3 ms
 _MAX_COVERED_SLOTS = 86_400  # slots that the first report of a node can tell of
-# Seconds between two asks of a node: so that the frames of all nodes are not too many.
-_MIN_INTERVAL, _MAX_INTERVAL = 0.05, 0.5
-_ASKS_PER_SECOND = 1_500
 _FORGET_ACCOUNTS_SLOTS = 64  # users that nobody asks for are looked for every so many slots
 _CLASSIC_HISTORY_SLOTS = 64  # a classic report that is older than so many slots is not booked
 
@@ -138,6 +136,7 @@ class Ledger:
         self._nodes = NodeTable()
         self._known: dict[str, _KnownNode] = {}
         self._live = 0  # how many of them take part: at the last assignment, and new ones since
+        self._ask_interval = AskInterval()
         self._service_ledgers: dict[str, ServiceLedger] = {}
         self._services: dict[str, Service] = {}
         self._granters: dict[str, Granter] = {}  # of the services that have buckets
@@ -502,6 +501,7 @@ class Ledger:
             self.is_live(node, slot) or self._nodes.is_autonomous(node, slot)
             for node in self._known
         )
+        self._ask_interval.end_slot(self._live)
 
     def _finish(self, up_to: int | None = None) -> None:
         """Bring an assignment that is going on to its end; only if it is of a slot `up_to`."""
@@ -566,7 +566,11 @@ class Ledger:
     @property
     def interval(self) -> float:
         """Seconds that a node leaves between two asks, at least."""
-        return min(_MAX_INTERVAL, max(_MIN_INTERVAL, self._live / _ASKS_PER_SECOND))
+        return self._ask_interval.seconds(self._live)
+
+    def note_delay(self, seconds: float) -> None:
+        """A timer of the central has fired so late, told every 0.1 s: nodes ask less often then."""
+        self._ask_interval.note_delay(seconds)
 
     def ask(self, time: float, ask: Ask) -> dict[str, dict[str, ServiceQuota]]:
         """Process what a node asks and tells; what is to be sent now, by node and service.

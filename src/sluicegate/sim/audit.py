@@ -139,14 +139,18 @@ class Audit:
         """1. A central grants credit."""
         slot = quota.time / self._slot_seconds
         self._limits.hear(quota.version, slot)
-        grant = self._books[central].grant
         for service, part in quota.services.items():
             for user, shares in part.users.items():
                 for resource, share in shares.items():
                     cell = self.cell(service, user, resource)
-                    wrong = grant(slot, node, cell, share.granted)
-                    if wrong is not None:
-                        raise self._broken(f"{central}, {_name(cell)}: {wrong}")
+                    self._check_grant(central, slot, node, cell, share.granted)
+
+    def _check_grant(
+        self, central: str, slot: float, node: str, cell: Cell, granted: float
+    ) -> None:
+        wrong = self._books[central].grant(slot, node, cell, granted)
+        if wrong is not None:
+            raise self._broken(f"{central}, {_name(cell)}: {wrong}")
 
     def _reported(self, machine: Machine, report: Report) -> None:
         """2. A node reports: what it says went through it must have, up to the end of the slot."""
@@ -191,6 +195,9 @@ class Audit:
         """Book what a node tells as the central should, at `time` of its clock."""
         books = self._books[name]
         slot = time / self._slot_seconds
+        # What it has granted and not told yet had to be there before it hears more.
+        for node, service, user, resource, granted in self._processes[name].ledger.untold_grants():
+            self._check_grant(name, slot, node, self.cell(service, user, resource), granted)
         if type(message) is Report:
             lines = self._lines_of(message)
             recorded_of = self._processes[name].ledger.recorded

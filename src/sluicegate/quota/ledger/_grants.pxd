@@ -43,6 +43,9 @@ cdef class Granter:
     cdef double held_until  # nobody is served before
     cdef double *numbers  # scratch: rows of a number for each resource of a user
     cdef int numbers_room
+    cdef char *is_waiting  # scratch: of each node, whether it is in a queue
+    cdef int is_waiting_room
+    cdef dict untold  # node -> (when it has to be told, the users it was granted credit of), the first first
     cdef Account _account_of(self, str user, double time)
     cdef int _reserve_numbers(self, int count) except -1
     cdef double _tell(self, Account account, int node, double time, bint is_newest, user_ask) except? -2.0
@@ -50,9 +53,16 @@ cdef class Granter:
     cdef double _most_float(self, Bucket *bucket, double cost) noexcept
     cdef bint _is_held(self, double time, double interval) noexcept
     cdef bint _is_thin(self, Bucket *bucket, double cost) noexcept
-    cdef int _look(self, Account account, double time, double interval, dict answers) except -1
-    cdef int _serve(self, Account account, double time, double interval, dict answers) except -1
-    cdef bint _hold_for_others(self, Account account, double time, double *available) noexcept
+    cdef double _queue_due(self) except -1.0
+    cdef double _untold_due(self) except -1.0
+    cdef int _tell_later(self, Account account, int node, double due) except -1
+    cdef int _tell_grants(self, int node, double time, dict answers) except -1
+    cdef int _look(self, Account account, int asker, double time, double interval, dict answers) except -1
+    cdef int _serve(self, Account account, int asker, double time, double interval, dict answers) except -1
+    cdef double _requests_in_turn(self, Account account, double interval) noexcept
+    cdef int _turns(self, Account account, double interval, const double *available, double *left) noexcept
+    cdef int _mark_waiters(self, Account account, bint is_waiting) except -1
+    cdef bint _hold_for_others(self, Account account, double time, double *available) except -1
     cdef int _schedule(self, Account account, double due) except -1
     cdef double _wait_of(self, Account account, int position, double time, double interval) noexcept
     cdef double _hint_of(self, Account account, int position, double time, double interval) noexcept
@@ -60,4 +70,4 @@ cdef class Granter:
     cdef int _answer(
         self, Account account, int node, double wait, const double *costs, unsigned int now_ms, dict answers
     ) except -1
-    cdef double _recall(self, Account account, double time, dict answers) except -1
+    cdef double _recall(self, Account account, double time, double interval, dict answers) except -1

@@ -15,6 +15,10 @@ Whoever gets something leaves the queue. A user of whom little is left is served
 most: asks that come meanwhile are served together, so they get fair parts. While nodes wait, credit is
 recalled from those that have been quiet for a while.
 
+In a large fleet, whose interval is longer than the shortest, each ask and each frame counts. There a user that
+is short is granted in turn, several requests at a time. What is granted to a node that has not just asked is
+told with the answer to its next ask, or after half an interval; at once where a request waits for it.
+
 An ask may come twice, and cross the answer to the one before: what the node has been granted and does
 not know of yet is subtracted from what it wants.
 
@@ -25,7 +29,7 @@ from heapq import heapify, heappop, heappush
 
 from libc.math cimport INFINITY, floor
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy, memmove, memset
 
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.ledger._bucket cimport (
@@ -85,6 +89,16 @@ cdef extern from *:
     #define WAIT_SECONDS 0.2
     /* Requests of a user can wait if one has waited within so many seconds. */
     #define WAITS_SECONDS 60.0
+    /* The interval of a small fleet; a fleet is large if its interval is longer. */
+    #define SHORTEST_INTERVAL 0.05
+    /* In a large fleet a node is granted so many requests in turn, but all that wait not more than this part of
+       the capacity: it would fill a small bucket with credit that is not used yet. */
+    #define TURN_REQUESTS 4.0
+    #define TURN_PART 0.2
+    /* What it is granted is told after this part of an interval, if it does not ask before. */
+    #define TELL_PART 0.5
+    /* If its request has given up, it keeps its place for so many intervals (less the shortest). */
+    #define KEEP_INTERVALS 4.0
     /* A queue is looked at once in this many seconds: nodes may be gone. */
     #define LOOK_SECONDS 1.0
     /* No hint says to wait for longer. */
@@ -97,7 +111,7 @@ cdef extern from *:
     const double OTHERS_SECONDS, SCARCE, BATCH_PART, SPARE_SECONDS, THIN_REQUESTS, FLOAT_SECONDS, LOOK_SECONDS
     const double MAX_WAIT_SECONDS, TIMER_SLACK, IDLE_SECONDS, WAIT_SECONDS, WAITS_SECONDS
     const int FAIR_MS, SETTLE_MS, QUIET_MS, RECALL_MS, RECALL_EVERY_MS, PATIENT_QUIET_MS
-    const double RECALL_SECONDS
+    const double RECALL_SECONDS, SHORTEST_INTERVAL, TURN_REQUESTS, TURN_PART, KEEP_INTERVALS, TELL_PART
 
 cdef double MAX_AMOUNT = 1e18  # no total is larger
 cdef object _new = tuple.__new__  # a named tuple made by it takes a third of the time
@@ -220,6 +234,8 @@ cdef class Granter:
     def __cinit__(self):
         self.numbers = NULL
         self.numbers_room = 0
+        self.is_waiting = NULL
+        self.is_waiting_room = 0
 
     def __init__(self, ServiceLedger service_ledger not None, resources_of):
         """`resources_of(user)` returns the names of a user's limited resources, or None."""
@@ -228,11 +244,13 @@ cdef class Granter:
         self.accounts = {}
         self.heap = []
         self.pushed = 0
+        self.untold = {}
         self.is_resuming = False
         self.held_until = -INFINITY
 
     def __dealloc__(self):
         free(self.numbers)
+        free(self.is_waiting)
 
     def __len__(self):
         """How many users are known here."""
@@ -270,7 +288,7 @@ cdef class Granter:
             wanted = self._tell(account, node, time, is_newest, user_ask)
             if wanted > 0.0:
                 account.put(node, wanted, time + WAIT_SECONDS if user_ask[2] else INFINITY, self.numbers)
-                self._look(account, time, interval, answers)
+                self._look(account, node, time, interval, answers)
                 position = account.find(node)
                 if position >= 0:
                     self._answer(
@@ -288,7 +306,8 @@ cdef class Granter:
             if wanted < 0.0:  # it has what it wants, but does not know yet
                 self._answer(account, node, 0.0, self.numbers, now_ms, answers)
             if account.waiting:
-                self._look(account, time, interval, answers)
+                self._look(account, node, time, interval, answers)
+        self._tell_grants(node, time, answers)
 
     cdef Account _account_of(self, str user, double time):
         cdef ServiceLedger ledger = self.service_ledger
@@ -435,14 +454,23 @@ cdef class Granter:
 
     def due(self):
         """When `serve` has something to do next; infinite: nobody waits."""
+        return min(self._queue_due(), self._untold_due())
+
+    cdef double _queue_due(self) except -1.0:
         while self.heap and (<Account> self.heap[0][2]).due != <double> self.heap[0][0]:
             heappop(self.heap)
         return self.heap[0][0] if self.heap else INFINITY
 
+    cdef double _untold_due(self) except -1.0:
+        """When a node has to be told what it was granted: the first that was."""
+        for due, _ in self.untold.values():
+            return due
+        return INFINITY
+
     def serve(self, double time, dict answers not None, *, double interval):
         """Serve the queues that are due; what is to be sent goes into `answers`, as in `ask`."""
         cdef Account account
-        while self.due() <= time:
+        while self._queue_due() <= time:
             account = heappop(self.heap)[2]
             account.due = INFINITY
             asked = account.asked
@@ -450,8 +478,52 @@ cdef class Granter:
                 if self._is_held(time, interval):
                     self._schedule(account, self.held_until + TIMER_SLACK)
                 else:
-                    self._serve(account, time, interval, answers)
+                    self._serve(account, -1, time, interval, answers)
             account.asked = asked
+        while self._untold_due() <= time:
+            self._tell_grants(next(iter(self.untold)), time, answers)
+
+    cdef int _tell_later(self, Account account, int node, double due) except -1:
+        """Tell a node what it was granted with its next answer, or when it is `due`."""
+        untold = self.untold.get(node)
+        if untold is None:
+            untold = self.untold[node] = (due, set())
+        (<set> untold[1]).add(account.user)
+        return 0
+
+    cdef int _tell_grants(self, int node, double time, dict answers) except -1:
+        """Tell a node the grants that it has not been told of yet."""
+        cdef Account account
+        cdef int r
+        untold = self.untold.pop(node, None)
+        if untold is None:
+            return 0
+        told = _answers_of(answers, self.service_ledger.nodes.names[node])[0]
+        for user in untold[1]:
+            if user in told or user not in self.accounts:
+                continue
+            account = self._account_of(user, time)
+            self._reserve_numbers(5 * account.count)
+            for r in range(account.count):
+                self.numbers[r] = cost_of_request(&self.service_ledger.buckets[account.numbers[r]])
+            self._answer(account, node, 0.0, self.numbers, milliseconds(time), answers)
+        return 0
+
+    def untold_grants(self):
+        """(node, user, resource, total of its grants) of all that nodes were granted and are not told yet."""
+        cdef Account account
+        cdef NodeCell *cell
+        cdef int node, r
+        cdef list grants = []
+        for node, (_, users) in self.untold.items():
+            for user in users:
+                account = self.accounts.get(user)
+                if account is None or account.limits_version != self.service_ledger.limits_version:
+                    continue
+                for r in range(account.count):
+                    cell = self.service_ledger._cell_of(&self.service_ledger.buckets[account.numbers[r]], node)
+                    grants.append((self.service_ledger.nodes.names[node], user, account.resources[r], cell.granted))
+        return grants
 
     def drop_node(self, str node_id not None):
         """A node has restarted, or is gone: it waits no more."""
@@ -460,10 +532,12 @@ cdef class Granter:
             position = (<Account> account).find(node)
             if position >= 0:
                 (<Account> account).remove(position)
+        self.untold.pop(node, None)
 
     def clear(self):
         """Nobody waits any more: another central leads, or the clock has gone back."""
         self.heap.clear()
+        self.untold.clear()
         self.accounts.clear()
 
     def resume(self):
@@ -486,7 +560,7 @@ cdef class Granter:
         for user in [user for user, account in self.accounts.items() if _is_idle(account, time)]:
             del self.accounts[user]
 
-    cdef int _look(self, Account account, double time, double interval, dict answers) except -1:
+    cdef int _look(self, Account account, int asker, double time, double interval, dict answers) except -1:
         """Serve the queue of an account now, or in a batch if there is little left."""
         cdef Bucket *bucket
         cdef double next_batch = account.served + BATCH_PART * interval
@@ -499,21 +573,25 @@ cdef class Granter:
                 refill(bucket, time / self.service_ledger.slot_seconds)
                 if available_of(bucket) < SCARCE * capacity_of(bucket):
                     return self._schedule(account, min(account.due, next_batch + TIMER_SLACK))
-        return self._serve(account, time, interval, answers)
+        return self._serve(account, asker, time, interval, answers)
 
-    cdef int _serve(self, Account account, double time, double interval, dict answers) except -1:
+    cdef int _serve(self, Account account, int asker, double time, double interval, dict answers) except -1:
+        """Serve the queue of an account. `asker` has asked just now, and is told at once; -1: none has."""
         cdef ServiceLedger ledger = self.service_ledger
         cdef Bucket *bucket
         cdef NodeCell *cell
-        cdef int i, r, kept = 0, count = account.count
+        cdef int i, r, node, turns, kept = 0, count = account.count
         cdef double slots = time / ledger.slot_seconds, wanted, active, next_recall, next_turn
         cdef unsigned int now_ms = milliseconds(time)
         cdef bint is_held, is_scarce = False
         cdef double *available
         cdef double *capacities
+        cdef double *left
+        cdef double keep_seconds = KEEP_INTERVALS * (interval - SHORTEST_INTERVAL)
         self._reserve_numbers(5 * count)
         available = self.numbers + count
         capacities = self.numbers + 2 * count
+        left = self.numbers + 3 * count
         for r in range(count):
             bucket = &ledger.buckets[account.numbers[r]]
             ledger._keep_for_unknown_nodes(bucket, slots)
@@ -524,9 +602,12 @@ cdef class Granter:
                 available[r] = -INFINITY
             is_scarce = is_scarce or available[r] < SCARCE * capacities[r]
         for i in range(account.waiting - 1, -1, -1):
-            cell = ledger._cell_of(&ledger.buckets[account.numbers[0]], account.waiters[i].node)
-            if account.waiters[i].until < time or ledger.is_silent(cell, <long long> slots):
+            if account.waiters[i].until + keep_seconds < time:
                 account.remove(i)
+            elif ledger.nodes.is_silent(account.waiters[i].node, <long long> slots):
+                cell = ledger._cell_of(&ledger.buckets[account.numbers[0]], account.waiters[i].node)
+                if ledger.is_silent(cell, <long long> slots):
+                    account.remove(i)
         if account.waiting == 0:
             account.due = INFINITY
             return 0
@@ -534,9 +615,10 @@ cdef class Granter:
         wanted = account.waiters[0].requests
         if account.waiting == 1:
             account.waiters[0].requests = INFINITY  # how many there are
-        share_out(
-            account.waiting, count, available, capacities, account.waiters, account.costs, self.numbers + 3 * count
-        )
+        turns = self._turns(account, interval, available, left)
+        share_out(turns, count, available, capacities, account.waiters, account.costs, left)
+        for i in range(turns, account.waiting):
+            account.waiters[i].given = 0.0
         if account.waiting == 1:
             account.waiters[0].requests = wanted
             active = account.other_active if account.waiters[0].node == account.last_node else account.last_active
@@ -553,7 +635,11 @@ cdef class Granter:
                 account.served = time
         for i in range(account.waiting):
             if account.waiters[i].given > 0.0:
-                self._answer(account, account.waiters[i].node, 0.0, &account.costs[i * count], now_ms, answers)
+                node = account.waiters[i].node
+                if node == asker or _has_request(&account.waiters[i], time) or interval <= SHORTEST_INTERVAL:
+                    self._answer(account, node, 0.0, &account.costs[i * count], now_ms, answers)
+                else:
+                    self._tell_later(account, node, time + TELL_PART * interval)
             else:
                 if kept < i:
                     account.waiters[kept] = account.waiters[i]
@@ -563,11 +649,36 @@ cdef class Granter:
         if kept == 0:
             account.due = INFINITY
             return 0
-        next_recall = self._recall(account, time, answers)
+        next_recall = self._recall(account, time, interval, answers)
         next_turn = self._wait_of(account, 0, time, interval)
         return self._schedule(account, time + min(min(next_turn, next_recall), LOOK_SECONDS) + TIMER_SLACK)
 
-    cdef bint _hold_for_others(self, Account account, double time, double *available) noexcept:
+    cdef double _requests_in_turn(self, Account account, double interval) noexcept:
+        """How many requests a node that waits is granted in turn, at least."""
+        cdef double requests = min(TURN_REQUESTS, interval / SHORTEST_INTERVAL), capacity
+        cdef int r
+        for r in range(account.count):
+            capacity = capacity_of(&self.service_ledger.buckets[account.numbers[r]])
+            if account.costs[r] > 0.0:
+                requests = min(requests, TURN_PART * capacity / (account.costs[r] * account.waiting))
+        return max(1.0, floor(requests))
+
+    cdef int _turns(self, Account account, double interval, const double *available, double *left) noexcept:
+        """How many of the queue are served now: in a large fleet those that can be granted several requests each."""
+        cdef double requests = self._requests_in_turn(account, interval)
+        cdef int i, r, count = account.count
+        if requests == 1.0:
+            return account.waiting
+        for r in range(count):
+            left[r] = available[r]
+        for i in range(account.waiting):
+            for r in range(count):
+                left[r] -= min(requests, account.waiters[i].requests) * account.costs[i * count + r]
+                if left[r] < 0.0:
+                    return max(1, i)
+        return account.waiting
+
+    cdef bint _hold_for_others(self, Account account, double time, double *available) except -1:
         """Hold back the even part of the refill of nodes that were granted something just now, and ask again soon.
 
         Nodes ask in turns, some of them together: each turn would else take all that has come in since the last.
@@ -578,11 +689,13 @@ cdef class Granter:
         cdef unsigned int now_ms = milliseconds(time)
         cdef int i, r, since_ms, nodes = account.waiting
         cdef double held_ms = 0.0, slots_per_ms = 0.001 / ledger.slot_seconds
+        self._mark_waiters(account, True)
         for i in range(bucket.count):
             since_ms = <int> (now_ms - bucket.cells[i].granted_ms)
-            if 0 <= since_ms < FAIR_MS and account.find(bucket.cells[i].node) < 0:
+            if 0 <= since_ms < FAIR_MS and not self.is_waiting[bucket.cells[i].node]:
                 nodes += 1
                 held_ms += since_ms
+        self._mark_waiters(account, False)
         if nodes == account.waiting:
             return False
         for r in range(account.count):
@@ -596,6 +709,21 @@ cdef class Granter:
                 available[r] -= bucket.rate * held_ms * slots_per_ms / nodes
         return True
 
+    cdef int _mark_waiters(self, Account account, bint is_waiting) except -1:
+        """Set `is_waiting` of the nodes in a queue: to look for each node in it takes too long where many wait."""
+        cdef int i, room = <int> len(self.service_ledger.nodes.names)
+        cdef char *grown
+        if room > self.is_waiting_room:
+            grown = <char *> realloc(self.is_waiting, 2 * room)
+            if grown == NULL:
+                raise MemoryError
+            memset(grown + self.is_waiting_room, 0, 2 * room - self.is_waiting_room)
+            self.is_waiting = grown
+            self.is_waiting_room = 2 * room
+        for i in range(account.waiting):
+            self.is_waiting[account.waiters[i].node] = is_waiting
+        return 0
+
     cdef int _schedule(self, Account account, double due) except -1:
         if due != account.due:
             account.due = due
@@ -607,11 +735,11 @@ cdef class Granter:
         return 0
 
     cdef double _wait_of(self, Account account, int position, double time, double interval) noexcept:
-        """Seconds until it is the turn of a waiter, when each one before it gets a request."""
+        """Seconds until it is the turn of a waiter, when each one before it is granted what it gets in turn."""
         cdef Bucket *bucket
         cdef int i, r
         cdef double wait = max(0.001, account.served + BATCH_PART * interval - time), missing, cost
-        cdef double most = MAX_WAIT_SECONDS
+        cdef double most = MAX_WAIT_SECONDS, requests = self._requests_in_turn(account, interval)
         for r in range(account.count):
             bucket = &self.service_ledger.buckets[account.numbers[r]]
             cost = account.costs[position * account.count + r]
@@ -621,7 +749,7 @@ cdef class Granter:
                 return MAX_WAIT_SECONDS
             missing = min(cost, capacity_of(bucket)) - available_of(bucket)
             for i in range(position):
-                missing += account.costs[i * account.count + r]
+                missing += requests * account.costs[i * account.count + r]
             if missing > 0.0:
                 wait = max(wait, missing / bucket.rate * self.service_ledger.slot_seconds)
             i = position_of(bucket, account.waiters[position].node)
@@ -631,7 +759,7 @@ cdef class Granter:
 
     cdef double _hint_of(self, Account account, int position, double time, double interval) noexcept:
         """How long a waiter is told to wait: not at all while what was recalled may come for it."""
-        if position < account.recalling and time - account.recalled < RECALL_SECONDS:
+        if position < account.recalling and time - account.recalled < RECALL_SECONDS + interval - SHORTEST_INTERVAL:
             return 0.0
         return self._wait_of(account, position, time, interval)
 
@@ -640,7 +768,7 @@ cdef class Granter:
         cdef Bucket *bucket
         cdef int r
         cdef bint is_thin = False
-        cdef double most_debt, floats
+        cdef double most_debt
         for r in range(account.count):
             bucket = &self.service_ledger.buckets[account.numbers[r]]
             if costs[r] > 0.0 and self._is_thin(bucket, costs[r]):
@@ -652,9 +780,7 @@ cdef class Granter:
             if costs[r] <= 0.0:
                 continue
             most_debt = self._most_float(bucket, costs[r]) - max(0.0, bucket.level - full_level_of(bucket))
-            # Every node with traffic and no credit may do so before we hear of it.
-            floats = costs[r] * _without_credit(bucket, costs[r], now_ms)
-            if bucket.rate <= 0.0 or available_of(bucket) - floats < -most_debt:
+            if bucket.rate <= 0.0 or not _covers_floats(bucket, costs[r], most_debt, now_ms):
                 return False
         return True
 
@@ -675,9 +801,10 @@ cdef class Granter:
         hints[account.user] = _new(Hint, (wait, False, self._may_float(account, costs, now_ms)))
         return 0
 
-    cdef double _recall(self, Account account, double time, dict answers) except -1:
+    cdef double _recall(self, Account account, double time, double interval, dict answers) except -1:
         """Recall the credit of nodes that are quiet, of the resources that are short.
 
+        Nodes that ask less often tell of their traffic later, and give back later: all of it takes longer then.
         Returns in how many seconds there may be more to recall.
         """
         cdef ServiceLedger ledger = self.service_ledger
@@ -688,16 +815,19 @@ cdef class Granter:
         cdef double since = time - account.recalled
         cdef bint is_held = False
         cdef double recalled, least = INFINITY
-        cdef int quiet_for = PATIENT_QUIET_MS
+        cdef int later_ms = <int> (1000.0 * (interval - SHORTEST_INTERVAL))
+        cdef int quiet_for = PATIENT_QUIET_MS + later_ms, recall_ms = RECALL_MS + later_ms
+        cdef double recall_every = 0.001 * RECALL_EVERY_MS * interval / SHORTEST_INTERVAL
         cdef bint is_patient = True
         for i in range(account.waiting):
-            if account.waiters[i].until < INFINITY:
-                quiet_for = QUIET_MS
+            if _has_request(&account.waiters[i], time):
+                quiet_for = QUIET_MS + later_ms
                 is_patient = False
-        if since * 1000.0 < RECALL_EVERY_MS:
-            return 0.001 * RECALL_EVERY_MS - since
+        if since < recall_every:
+            return recall_every - since
         account.recalled = time
         account.recalling = 0.0
+        self._mark_waiters(account, True)
         for r in range(account.count):
             bucket = &ledger.buckets[account.numbers[r]]
             if available_of(bucket) >= min(account.costs[r], capacity_of(bucket)):
@@ -707,7 +837,7 @@ cdef class Granter:
             recalled = max(0.0, available_of(bucket))
             for i in range(bucket.count):
                 cell = &bucket.cells[i]
-                if outstanding_of(cell) <= 0.0 or account.find(cell.node) >= 0:
+                if outstanding_of(cell) <= 0.0 or self.is_waiting[cell.node]:
                     continue
                 if ledger.is_silent(cell, <long long> (time / ledger.slot_seconds)):
                     continue
@@ -715,7 +845,7 @@ cdef class Granter:
                 quiet_ms = <int> (now_ms - cell.active_ms)
                 granted_ms = <int> (now_ms - cell.granted_ms)
                 if quiet_ms < 0 or granted_ms < 0:  # for more than three weeks
-                    quiet_ms = RECALL_MS
+                    quiet_ms = recall_ms
                 else:
                     quiet_ms = min(quiet_ms, granted_ms - SETTLE_MS + quiet_for)
                 if quiet_ms >= quiet_for:
@@ -724,24 +854,39 @@ cdef class Granter:
                 before_ms = quiet_ms - <int> min(1000.0 * since, 1e6)
                 if quiet_ms >= quiet_for and (
                     before_ms < quiet_for
-                    or (quiet_ms - quiet_for) // RECALL_MS > (before_ms - quiet_for) // RECALL_MS
+                    or (quiet_ms - quiet_for) // recall_ms > (before_ms - quiet_for) // recall_ms
                 ):
                     _answers_of(answers, ledger.nodes.names[cell.node])[1][account.user] = Hint(
                         0.0, True, self._may_float(account, account.costs, now_ms)
                     )
             if account.costs[r] > 0.0:
                 least = min(least, floor(recalled / min(account.costs[r], capacity_of(bucket)) + 1e-6))
+        self._mark_waiters(account, False)
         account.recalling = least if least < INFINITY else 0.0
-        return 0.001 * RECALL_EVERY_MS if is_held else INFINITY
+        return recall_every if is_held else INFINITY
 
 
-cdef int _without_credit(Bucket *bucket, double cost, unsigned int now_ms) noexcept:
-    """How many nodes have traffic, and no credit for a request; 1 at least."""
+cdef bint _covers_floats(const Bucket *bucket, double cost, double most_debt, unsigned int now_ms) noexcept:
+    """Whether every node with traffic and no credit, and one at least, may let a request pass before we hear of it."""
+    cdef const NodeCell *cell
+    cdef double available = available_of(bucket)
     cdef int i, nodes = 0
+    if available - cost < -most_debt:
+        return False
+    if available - cost * bucket.count >= -most_debt:  # no need to count them
+        return True
     for i in range(bucket.count):
-        if <int> (now_ms - bucket.cells[i].active_ms) < ACTIVE_MS and unused_of(&bucket.cells[i]) < cost * (1.0 - 1e-6):
+        cell = &bucket.cells[i]
+        if <int> (now_ms - cell.active_ms) < ACTIVE_MS and unused_of(cell) < cost * (1.0 - 1e-6):
             nodes += 1
-    return max(1, nodes)
+            if available - cost * nodes < -most_debt:
+                return False
+    return True
+
+
+cdef bint _has_request(const Waiter *waiter, double time) noexcept:
+    """Whether a request waits for the answer."""
+    return time <= waiter.until < INFINITY
 
 
 cdef bint _is_idle(Account account, double time) noexcept:

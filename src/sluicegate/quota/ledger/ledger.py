@@ -639,6 +639,12 @@ class Ledger:
         """When `serve` has something to do next, in seconds; infinite: nobody waits."""
         return min((granter.due() for granter in self._granters.values()), default=math.inf)
 
+    def untold_grants(self) -> Iterator[tuple[str, str, str, str, float]]:
+        """(node, service, user, resource, total of its grants) that nodes are not told of yet."""
+        for name, granter in self._granters.items():
+            for node, user, resource, granted in granter.untold_grants():
+                yield node, name, user, resource, granted
+
     def drop_asks(self) -> None:
         """Nobody waits any more: nodes ask again."""
         for granter in self._granters.values():

@@ -159,7 +159,7 @@ MUTANTS = [
     Mutant(
         "the leader lets any number of nodes go ahead of their grants",
         GRANTS,
-        "available_of(bucket) - floats < -most_debt",
+        "not _covers_floats(bucket, costs[r], most_debt, now_ms)",
         "False",
         "floats.toml",
         missed("excess, requests"),

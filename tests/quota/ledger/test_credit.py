@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sluicegate.quota.ledger._grants import max_min
 from sluicegate.quota.ledger.ledger import Ledger
-from sluicegate.quota.messages import Ask, Report, UserAsk
+from sluicegate.quota.messages import Ask, Line, Report, UserAsk
 from tests.harness.spending_nodes import START, entry
 from tests.harness.telling_nodes import NODES, T0, Cluster, Teller, cluster
 
@@ -144,6 +144,94 @@ def test_a_record_that_was_forgotten_and_begun_anew_counts_from_nothing() -> Non
     node.used["r"] = 5.0
     fleet.ledger.book(START + 41, node.report(START + 40))
     assert fleet.ledger.recorded("front", "u", "r") == 12.0
+
+
+def _stay_silent(fleet: Cluster, name: str, until: int) -> None:
+    """The node reports without a word of the user, and knows that all before is booked."""
+    node = fleet.nodes[name]
+    for slot in range(fleet.slot + 1, until + 1):
+        since, node.sequence = node.sequence, node.sequence + 1
+        report = Report(name, 1, node.sequence, 1, since, slot - 1, float(slot), {})
+        fleet.ledger.book(slot, report)
+        fleet.ledger.assign(slot)
+    fleet.slot = until
+
+
+def test_a_grant_to_a_node_that_waited_until_it_was_forgotten_is_not_taken_for_booked() -> None:
+    fleet = cluster(rate=1.0, burst_seconds=1.0, cost=150.0)
+    node = fleet.nodes["a"]
+    fleet.drain("b")
+    assert fleet.ask(T0 + 0.1, "a", 1) == 0.0
+    _stay_silent(fleet, "a", START + 151)
+    assert fleet.serve(T0 + 151.0) == {"a": 150.0}
+    node.used["r"] = 150.0
+    assert fleet.ask(T0 + 151.1, "a", 1) == 0.0
+    assert fleet.available(T0 + 151.1) < -100.0
+
+
+def test_a_grant_on_its_way_outlasts_the_first_report_after_a_long_silence() -> None:
+    fleet = cluster(rate=10.0, burst_seconds=1.0)
+    node = fleet.nodes["a"]
+    assert fleet.ask(T0, "a", 1) == 1.0
+    node.used["r"] = 1.0
+    fleet.end_slots(START + 1)
+    since = node.sequence
+    _stay_silent(fleet, "a", START + 59)  # it is not forgotten yet
+    fleet.ask(T0 + 59.9, "a")
+    _stay_silent(fleet, "a", START + 63)
+    line = Line(consumed=1.0, rejected=1, requests=1, settled=1.0, held=0.0, granted=1.0)
+    lines = {"front": {"u": {"r": line}}}
+    old = Report("a", 1, node.sequence + 1, 1, since, START + 63, T0 + 64.1, lines)
+    assert fleet.ask(T0 + 64.05, "a", 4) == 4.0
+    before = fleet.available(T0 + 64.2)
+    fleet.ledger.book(START + 64, old)
+    assert fleet.ledger.outstanding("front", "u", "r") == 4.0
+    assert fleet.available(T0 + 64.2) == before
+
+
+def test_a_report_is_sent_after_the_ask_of_the_next_slot_and_does_not_take_it_back() -> None:
+    """It tells of the slot before, also if it is sent later than the ask."""
+    fleet = cluster(rate=10.0, burst_seconds=1.0)
+    node = fleet.nodes["a"]
+    fleet.ask(T0 + 0.9, "a", 8)
+    node.used["r"] = 2.0
+    report = node.report(START)
+    node.used["r"] = 8.0
+    fleet.ask(T0 + 1.05, "a")
+    fleet.ledger.book(START + 1, report._replace(sent=T0 + 1.15))
+    # What is used takes no room in the bucket: it goes on filling up.
+    assert fleet.available(T0 + 3.0) == 10.0
+
+
+def test_a_node_that_has_forgotten_the_user_is_not_told_of_its_earlier_grants() -> None:
+    """Its totals begin at nothing: what it was granted before would be credit once more."""
+    fleet = cluster(rate=10.0, burst_seconds=1.0)
+    node = fleet.nodes["a"]
+    node.costs["r"] = 1.0 + 1e-8  # what is out keeps it from being forgotten here
+    assert fleet.ask(T0, "a", 5) == pytest.approx(5.0)
+    node.used["r"] = 5.0
+    fleet.end_slots(START + 1)
+    _stay_silent(fleet, "a", START + 130)
+    asks = {"front": {"u": UserAsk(1, {})}}
+    for seconds in (130.5, 130.6):  # the first answer may be lost
+        answers = fleet.ledger.ask(T0 + seconds, Ask("a", 1, T0 + seconds, asks))
+        assert answers["a"]["front"].users["u"]["r"].granted == 1.0
+    assert fleet.ledger.outstanding("front", "u", "r") == 1.0
+
+
+def test_requests_that_were_booked_before_a_cell_was_forgotten_do_not_lower_the_mean_cost() -> None:
+    fleet = cluster(rate=10.0, burst_seconds=1.0)
+    node = fleet.nodes["a"]
+    node.used["r"] = 1.0
+    fleet.end_slots(START + 1)
+    _stay_silent(fleet, "a", START + 80)
+    line = Line(consumed=2.0, rejected=0, requests=2, settled=1.0, held=0.0)
+    lines = {"front": {"u": {"r": line}}}
+    report = Report("a", 1, node.sequence + 1, 1, node.sequence, START + 80, T0 + 81, lines)
+    fleet.ledger.book(START + 81, report)
+    answers = fleet.ledger.ask(T0 + 81.5, Ask("a", 1, T0 + 81.5, {"front": {"u": UserAsk(1, {})}}))
+    assert answers["a"]["front"].users["u"]["r"].granted == 3.0  # one more, of a mean cost
+    assert fleet.ledger.recorded("front", "u", "r") == 2.0
 
 
 def test_a_new_boot_has_nothing_and_the_credit_of_the_old_one_is_spent() -> None:

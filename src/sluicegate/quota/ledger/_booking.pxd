@@ -143,6 +143,13 @@ cdef inline void apply_delta(
         bucket.recorded += delta.consumed
 
 
+cdef inline unsigned int requests_of(const PackedLine *line, double new) noexcept nogil:
+    """How many of a line's requests are new, if so much of what they consumed is: those of a mean cost."""
+    if new >= line.consumed or line.requests == 0:
+        return line.requests
+    return max(<unsigned int> 1, <unsigned int> (line.requests * (max(0.0, new) / line.consumed)))
+
+
 cdef inline Delta book_line(
     const ReportContext *context, Bucket *bucket, NodeCell *cell, const PackedLine *line
 ) noexcept nogil:
@@ -157,12 +164,14 @@ cdef inline Delta book_line(
     ):
         # Silent for long, and the node knows that we know: it may have forgotten the user, and count anew.
         cell.sequence = 0
-        cell.granted = cell.returned = cell.used = 0.0
-        cell.uncovered = 0.0
+        if context.slot_offset - cell.last_ask >= FORGET_SLOTS:
+            # Else its ask has told its totals, and what it was granted then may not have reached it yet.
+            cell.granted = cell.returned = cell.used = 0.0
+            cell.uncovered = 0.0
     if cell.sequence == 0:
         delta.consumed = line.consumed if context.is_new_boot else line.consumed - line.settled
         delta.rejected = line.rejected if context.is_known or context.is_new_boot else 0
-        delta.requests = line.requests if context.is_known or context.is_new_boot else 0
+        delta.requests = requests_of(line, delta.consumed) if context.is_known or context.is_new_boot else 0
         if context.is_handed_over:
             cell.safe = <float> (delta.consumed / context.slots)  # for all we know, it lives on that
     else:

@@ -34,6 +34,7 @@ from libc.string cimport memcpy, memmove, memset
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.ledger._bucket cimport (
     ACTIVE_MS,
+    FORGET_SLOTS,
     Bucket,
     NodeCell,
     capacity_of,
@@ -406,7 +407,8 @@ cdef class Granter:
             if cell.last_ask == 0 and cell.last_report == 0:
                 cell.demand = INFINITY
                 cell.safe = <float> (bucket.rate / ledger.nodes.estimated_count(<long long> slots))
-            if is_told:
+            # A node that knows nothing of the user any more has forgotten its totals, too.
+            if is_told or (not resources and ledger._idle_slots(cell) >= FORGET_SLOTS):
                 ledger.hear_asking(bucket, cell)
                 tell(bucket, cell, granted, returned, used, is_newest)
             cell.last_ask = slot_offset
@@ -632,6 +634,8 @@ cdef class Granter:
                     cell = ledger._cell_of(bucket, account.waiters[i].node)
                     grant(bucket, cell, account.waiters[i].given * account.costs[i * count + r])
                     cell.granted_ms = now_ms
+                    if cell.last_ask == 0:  # it was forgotten while the node waited, and has credit again
+                        cell.last_ask = ledger._slot_offset(<long long> floor(slots))
                 account.served = time
         for i in range(account.waiting):
             if account.waiters[i].given > 0.0:

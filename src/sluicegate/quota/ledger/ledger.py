@@ -80,6 +80,7 @@ class _KnownNode:
     heard_until: int = 0  # the slot of ours up to which its reports tell; 0: not known
     reported: float = 0.0  # when its last report was sent, by its clock
     asked: float = 0.0  # when its newest ask was sent
+    asked_slot: int = 0  # the slot of ours in which that came
 
 
 # As `astuple`, which would copy each number.
@@ -333,7 +334,8 @@ class Ledger:
             "is_known": is_known,
             "is_new_boot": is_new_boot,
             "is_handed_over": is_handed_over,
-            "is_overtaken": report.sent < known.asked,
+            # It is sent some time after the slot that it tells of.
+            "is_overtaken": report.sent < known.asked or reported < known.asked_slot,
             "silence": (silent_since, still_silent_since, silent_until),
         }
         known.reported = max(known.reported, report.sent)
@@ -587,7 +589,7 @@ class Ledger:
             return {}
         if self.must_report(ask.node, slot):
             return {}
-        known.asked = ask.sent
+        known.asked, known.asked_slot = ask.sent, slot
         quotas: dict[str, dict[str, ServiceQuota]] = {}
         for name, users in ask.users.items():
             granter = self._granters.get(name)

@@ -413,7 +413,7 @@ def test_whatever_is_lost_or_doubled_nothing_is_granted_that_was_not_there(
             assert used <= reference.bound(each, time - T0) + spare + 1e-3
             if before[each] is not None and available < before[each] - 1e-6:
                 assert available >= -1e-3  # by a grant, and never below nothing
-            assert available <= reference.most[each] + 1e-6
+            assert available <= reference.most[each] + spare + 1e-6
             level = ledger.level("front", "u", each, time)
             outstanding = ledger.outstanding("front", "u", each)
             assert level - outstanding == pytest.approx(available)

@@ -12,6 +12,7 @@ from sluicegate.quota.messages import Ack, Ask, Quota, Report, UserAsk
 from sluicegate.quota.node.core.state import NodeState
 from sluicegate.sim import systems
 from sluicegate.sim.audit import InvariantBroken
+from sluicegate.sim.random_clusters import draw
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import read
 
@@ -345,6 +346,21 @@ def test_a_central_that_was_away_grants_no_more_than_there_is(
         assert measures.over_10 <= (0.07 if what == "freeze" and burst else 0.03)
         if burst:
             assert measures.excess == 0.0
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    "seed",
+    [
+        217,  # a report of the slot before, sent after an ask with more returns
+        465,  # credit for a node that was forgotten while it waited
+        530,  # requests of a forgotten cell, counted twice in the mean cost
+        10055,  # a user that the node has forgotten, and whose next request waits
+        10764,  # one that the node has forgotten and the ledger has not
+    ],
+)
+def test_random_clusters_in_which_something_was_broken_once(seed: int) -> None:
+    run(draw(seed).scenario, seed=seed)
 
 
 @pytest.mark.no_cover  # whole clusters in virtual time: three times as long with it

@@ -183,11 +183,12 @@ class Audit:
 
     def _asked(self, machine: Machine, ask: Ask) -> None:
         view = self._views[ask.node]
-        view.send_ask(machine.now(), ask)
+        now = machine.now()
+        view.send_ask(now, ask)
         for service, users in ask.users.items():
             for user, (_, resources, _) in users.items():
                 if not resources:
-                    view.tell_nothing(service, user)
+                    view.tell_nothing(now, service, user)
                 for resource, credit in resources.items():
                     view.tell_credit(self.cell(service, user, resource), credit)
 

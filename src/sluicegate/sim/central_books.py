@@ -98,6 +98,7 @@ class _Node:
     slot: int = -1  # the highest that it has reported
     reported: float = -math.inf  # when its last report was sent, by its clock
     asked: float = -math.inf  # and its newest ask
+    asked_slot: float = -math.inf  # in which that came
     seen: float = 0.0
     has_left: bool = False
 
@@ -151,7 +152,8 @@ class CentralBooks:
         is_told = report.leaving or report.epoch >= 0
         node.slot = max(node.slot, min(report.slot, slot if is_told else slot - 1))
         node.sequence = report.sequence
-        is_overtaken = report.sent < node.asked
+        # A report is sent some time after the slot that it tells of.
+        is_overtaken = report.sent < node.asked or node.slot < node.asked_slot
         node.reported = max(node.reported, report.sent)
         node.has_left = report.leaving
         # What others were told before these books began is no debt of theirs.
@@ -198,7 +200,7 @@ class CentralBooks:
         node = self.nodes.get(ask.node)
         if node is None or node.boot != ask.boot or ask.sent < node.asked or node.has_left:
             return
-        node.asked = ask.sent
+        node.asked, node.asked_slot = ask.sent, math.floor(time)
         is_newest = ask.sent >= node.reported
         for cells, (_, resources, _) in asks:
             for cell in cells:

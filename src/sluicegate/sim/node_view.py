@@ -127,10 +127,12 @@ class NodeView:
         if wants and self._unanswered is None:
             self._unanswered = now
 
-    def tell_nothing(self, service: str, user: str) -> None:
+    def tell_nothing(self, now: float, service: str, user: str) -> None:
         """The node asks for a user of whom it knows nothing."""
         known = self.user(service, user)
         if known.is_known:
+            if now - known.requested > _FORGET_SLOTS * self._slot_seconds:
+                self._become_unsure(known)
             self._forget(known)
 
     def tell_credit(self, cell: Cell, credit: Credit) -> None:

@@ -66,6 +66,22 @@ def test_throttle_returns_a_ticket_only_when_asked_for_one(node: Node) -> None:
     assert line(node).held == 4.0
 
 
+def test_the_first_request_of_a_newcomer_is_reserved_beyond_its_window(
+    node: Node, clock: ManualClock
+) -> None:
+    now = node._user_table.now()
+    services = {"front": ServiceQuota({}, {"reads": 5.0})}
+    quota = Quota("c", 1, 1, int(now), now, 1, True, 0.05, services)
+    Reporter(node._user_table, node.centrals).receive(now, node.centrals[0], quota)
+    first = begin(node, 1.0)
+    clock.advance(1.0)
+    grant(node, 9.0)
+    begin(node, 1.0)
+    assert line(node).held == 2.0
+    end(node, 1.0, first)
+    assert line(node).held == 1.0
+
+
 def test_a_ticket_releases_what_its_own_request_has_reserved(node: Node) -> None:
     grant(node, 20.0)
     small, large = begin(node, 1.0), begin(node, 9.0)

@@ -469,17 +469,17 @@ cdef class UserTable:
             read_defaults(self.header, <int> key.namespace, window)
             if not window.has_defaults:
                 window.defaults = self._fallback
+            window.lease = self.lease
+            window.reservation_windows = self.reservation_windows
+            window.period = <uint32_t> (
+                <long long> (window.time / (self.slot_seconds * self.reservation_windows)) & 0xFFFFFFFF
+            )
             if snapshot.found < 0:
                 if key.kind != BYTES and self._is_full(window.time, snapshot):
                     key_owner = overflow_key(key)
                     continue
                 snapshot.item_count = 0
                 init_record(record, window)
-            window.lease = self.lease
-            window.reservation_windows = self.reservation_windows
-            window.period = <uint32_t> (
-                <long long> (window.time / (self.slot_seconds * self.reservation_windows)) & 0xFFFFFFFF
-            )
             refresh_record(record, cells, &snapshot.item_count, window)
             return key_owner
 

@@ -72,7 +72,7 @@ cdef int _put_quota(
     cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
     cdef ResourceCell *cell
     cdef int i, count, number
-    cdef double granted
+    cdef double granted, covered
     cdef bint is_more
     set_time(&window, time)
     while True:
@@ -110,9 +110,11 @@ cdef int _put_quota(
                 cell.share = <float> share[1]
                 granted = share[0]
                 if granted > cell.granted:
-                    if not whole and not knows_mean(cell):
-                        # The node has asked for one request, and did not know what it costs.
-                        cell.mean = <float> (granted - cell.granted)
+                    covered = max(cell.granted, cell.returned + cell.consumed + reserved_of(cell))
+                    if not whole and not knows_mean(cell) and granted - covered > 1e-9 * granted:
+                        # The node has asked for one request, and did not know what it costs. What covers
+                        # requests that have passed already says nothing of it.
+                        cell.mean = <float> (granted - covered)
                         cell.flags |= MEAN_IS_TOLD
                     cell.granted = granted
                     is_more = True

@@ -642,7 +642,7 @@ cdef inline double kept_requests(ResourceCell *cell, double part, double least) 
 cdef inline bint give_back(ResourceCell *cells, int count, double part, double least) noexcept nogil:
     """Give back all credit but for a part of a slot's share, or `least` requests; all of it if `part` is below 0.
 
-    Returns whether it was a request's worth, or all of it.
+    Returns whether it was a request's worth; of all of it, whether there was any.
     """
     cdef double requests = -1.0, kept, spare
     cdef int i
@@ -650,7 +650,7 @@ cdef inline bint give_back(ResourceCell *cells, int count, double part, double l
         if cells[i].is_limited and cells[i].mean > 0.0:
             kept = kept_requests(&cells[i], part, least)
             spare = balance_of(&cells[i]) / cells[i].mean - kept
-            if requests < 0.0 or spare < requests:
+            if requests < 0.0 or (spare < requests if part >= 0.0 else spare > requests):
                 requests = max(0.0, spare)
     if requests < (1.0 if part >= 0.0 else 1e-6):
         return False

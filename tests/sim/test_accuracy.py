@@ -175,3 +175,31 @@ def test_what_was_saved_can_be_had_within_a_slot(nodes: int, begins: float) -> N
     first, *others = [sum(cell.admitted[step : step + 10]) for step in range(begin, begin + 40, 10)]
     assert 0.95 * 11_000 <= first <= 11_000
     assert others == pytest.approx([1000, 1000, 1000], rel=0.06)
+
+
+@pytest.mark.parametrize("limit", [30, 100, 300])
+@pytest.mark.parametrize("load", [0.8, 1.0])
+def test_who_hops_within_its_limit_leaves_little_behind(limit: int, load: float) -> None:
+    """A small burst: what is left at the nodes before must come back while requests wait for it."""
+    text = f"""
+        title = "hopping"
+        about = "from node to node, within the limit"
+        seconds = 60
+        warm_up = 10
+        nodes = 20
+        centrals = 1
+        exact_arrivals = true
+        wait = true
+        network = {{ delay = 0.005, jitter = 0.0 }}
+        limit = [{{ user = "ann", requests = {limit}, burst_seconds = 1 }}]
+        [[traffic]]
+        user = "ann"
+        rate = {limit * load}
+        nodes = "hopping"
+        stay = [1, 3]
+    """
+    for seed in SEEDS if SOAK else SEEDS[:2]:
+        measures = run(read(text), seed=seed).measures
+        assert measures.shortfall is not None
+        assert measures.shortfall <= 0.03, seed
+        assert measures.excess == 0.0, seed

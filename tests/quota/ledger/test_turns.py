@@ -128,6 +128,30 @@ def test_a_grant_is_not_recalled_before_it_has_settled() -> None:
     assert 0.3 <= recalls[0][0] <= 0.33
 
 
+def test_credit_is_recalled_for_a_request_that_waits_where_little_is_left() -> None:
+    """A user that hops leaves credit at each node, and needs all of it where it is now."""
+    fleet = cluster(rate=10.0)
+    assert fleet.ask(T0, "c", 7) == 7.0
+    assert fleet.ask(T0 + 0.6, "a", 20, waits=True) == 4.0  # all that is left, and a spare one
+    assert fleet.nodes["c"].hint.recall
+
+
+def test_a_grant_in_full_recalls_nothing() -> None:
+    fleet = cluster(rate=10.0)
+    fleet.ask(T0, "c", 7)
+    assert fleet.ask(T0 + 0.6, "a", 4, waits=True) == 4.0
+    assert not fleet.nodes["c"].hint.recall
+
+
+def test_a_look_that_recalls_nothing_puts_off_no_recall() -> None:
+    fleet = cluster(rate=1.0, burst_seconds=5.0)
+    fleet.ask(T0, "c", 1)
+    fleet.ask(T0 + 0.4, "b", 1)  # no request waits, and the bucket is not full
+    assert not fleet.nodes["c"].hint.recall
+    fleet.ask(T0 + 0.43, "a", 1, waits=True)
+    assert fleet.nodes["c"].hint.recall
+
+
 def test_a_node_with_traffic_keeps_its_credit() -> None:
     fleet = cluster(rate=10.0)
     fleet.ask(T0, "c", 10)
@@ -156,7 +180,7 @@ def test_where_no_request_waits_credit_is_recalled_only_while_the_bucket_is_full
     assert fleet.ask(T0 + 6.1, "e", 1) == 0.0
     assert fleet.nodes["e"].hint.wait == 0.0
     assert [name for name in "abcd" if fleet.nodes[name].hint.recall] == ["a", "c", "d"]
-    assert [time for time, name in fleet.recalls(T0 + 6.5) if name == "b"] == [6.3]
+    assert [time for time, name in fleet.recalls(T0 + 7.2) if name == "b"] == [7.0]
 
 
 def test_who_waits_for_a_recall_is_not_told_that_the_user_is_empty() -> None:

@@ -50,6 +50,7 @@ cdef struct NodeCell:
     int last_ask  # the slot of the last ask with this cell (from 1 on); 0: none yet
     unsigned int active_ms  # when the node last told of traffic: milliseconds, modulo 2**32
     unsigned int granted_ms  # when it was last granted something
+    unsigned int recalled_ms  # when its credit was last recalled
 
 cdef struct Bucket:
     double level  # what may be spent, after all that is booked; below 0: debt

@@ -70,4 +70,6 @@ cdef class Granter:
     cdef int _answer(
         self, Account account, int node, double wait, const double *costs, unsigned int now_ms, dict answers
     ) except -1
-    cdef double _recall(self, Account account, double time, double interval, dict answers) except -1
+    cdef double _recall(
+        self, Account account, double time, double interval, bint waits, double least_part, dict answers
+    ) except -1

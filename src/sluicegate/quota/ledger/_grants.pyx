@@ -73,7 +73,7 @@ cdef extern from *:
     #define QUIET_MS 100
     #define RECALL_MS 300
     /* Where no request waits, it may be quiet for so long: its credit may be needed there as much as here. */
-    #define PATIENT_QUIET_MS 200
+    #define PATIENT_QUIET_MS 1000
     /* What was granted is not recalled for so long: a request may wait for it there. */
     #define SETTLE_MS 300
     /* Cells are looked through for credit to recall once in this many milliseconds; it takes this long to come. */
@@ -585,7 +585,7 @@ cdef class Granter:
         cdef int i, r, node, turns, kept = 0, count = account.count
         cdef double slots = time / ledger.slot_seconds, wanted, active, next_recall, next_turn
         cdef unsigned int now_ms = milliseconds(time)
-        cdef bint is_held, is_scarce = False
+        cdef bint is_held, is_scarce = False, waits = False
         cdef double *available
         cdef double *capacities
         cdef double *left
@@ -627,9 +627,12 @@ cdef class Granter:
             if not (is_held and is_scarce) and time - active < OTHERS_SECONDS and account.waiters[0].given > 1.0:
                 account.waiters[0].given = floor(0.5 * account.waiters[0].given)
             account.waiters[0].given = min(account.waiters[0].given, wanted)
+        for r in range(count):
+            left[r] = available[r]
         for i in range(account.waiting):
             if account.waiters[i].given > 0.0:
                 for r in range(count):
+                    left[r] -= account.waiters[i].given * account.costs[i * count + r]
                     bucket = &ledger.buckets[account.numbers[r]]
                     cell = ledger._cell_of(bucket, account.waiters[i].node)
                     grant(bucket, cell, account.waiters[i].given * account.costs[i * count + r])
@@ -637,6 +640,8 @@ cdef class Granter:
                     if cell.last_ask == 0:  # it was forgotten while the node waited, and has credit again
                         cell.last_ask = ledger._slot_offset(<long long> floor(slots))
                 account.served = time
+            if account.waiters[i].given < account.waiters[i].requests and _has_request(&account.waiters[i], time):
+                waits = True
         for i in range(account.waiting):
             if account.waiters[i].given > 0.0:
                 node = account.waiters[i].node
@@ -652,8 +657,10 @@ cdef class Granter:
         account.waiting = kept
         if kept == 0:
             account.due = INFINITY
+            if waits:  # it was given less than it wants
+                self._recall(account, time, interval, True, SCARCE, answers)
             return 0
-        next_recall = self._recall(account, time, interval, answers)
+        next_recall = self._recall(account, time, interval, waits, 0.0, answers)
         next_turn = self._wait_of(account, 0, time, interval)
         return self._schedule(account, time + min(min(next_turn, next_recall), LOOK_SECONDS) + TIMER_SLACK)
 
@@ -805,28 +812,27 @@ cdef class Granter:
         hints[account.user] = _new(Hint, (wait, False, self._may_float(account, costs, now_ms)))
         return 0
 
-    cdef double _recall(self, Account account, double time, double interval, dict answers) except -1:
-        """Recall the credit of nodes that are quiet, of the resources that are short.
+    cdef double _recall(
+        self, Account account, double time, double interval, bint waits, double least_part, dict answers
+    ) except -1:
+        """Recall the credit of nodes that are quiet, of the resources that are short. `waits`: a request waits for it.
 
-        Nodes that ask less often tell of their traffic later, and give back later: all of it takes longer then.
-        Returns in how many seconds there may be more to recall.
+        Short is what has less left than a request, or than this part of the capacity; what is left is in the fourth
+        row of `numbers`. Nodes that ask less often tell of their traffic later, and give back later: all of it takes
+        longer then. Returns in how many seconds there may be more to recall.
         """
         cdef ServiceLedger ledger = self.service_ledger
         cdef Bucket *bucket
         cdef NodeCell *cell
-        cdef int r, i, quiet_ms, granted_ms, before_ms
+        cdef int r, i, quiet_ms, granted_ms, since_recall_ms
         cdef unsigned int now_ms = milliseconds(time)
         cdef double since = time - account.recalled
         cdef bint is_held = False
-        cdef double recalled, least = INFINITY
+        cdef double recalled, left, least = INFINITY
         cdef int later_ms = <int> (1000.0 * (interval - SHORTEST_INTERVAL))
-        cdef int quiet_for = PATIENT_QUIET_MS + later_ms, recall_ms = RECALL_MS + later_ms
+        cdef int quiet_for = (QUIET_MS if waits else PATIENT_QUIET_MS) + later_ms
+        cdef int recall_ms = RECALL_MS + later_ms
         cdef double recall_every = 0.001 * RECALL_EVERY_MS * interval / SHORTEST_INTERVAL
-        cdef bint is_patient = True
-        for i in range(account.waiting):
-            if _has_request(&account.waiters[i], time):
-                quiet_for = QUIET_MS + later_ms
-                is_patient = False
         if since < recall_every:
             return recall_every - since
         account.recalled = time
@@ -834,9 +840,11 @@ cdef class Granter:
         self._mark_waiters(account, True)
         for r in range(account.count):
             bucket = &ledger.buckets[account.numbers[r]]
-            if available_of(bucket) >= min(account.costs[r], capacity_of(bucket)):
+            # What is held for others is not there for who waits.
+            left = self.numbers[3 * account.count + r] if waits else available_of(bucket)
+            if left >= max(min(account.costs[r], capacity_of(bucket)), least_part * capacity_of(bucket)):
                 continue
-            if is_patient and bucket.level < ceiling_of(bucket) - 1e-6 * account.costs[r]:
+            if not waits and bucket.level < ceiling_of(bucket) - 1e-6 * account.costs[r]:
                 continue  # more comes in: nothing is lost if they keep it
             recalled = max(0.0, available_of(bucket))
             for i in range(bucket.count):
@@ -852,14 +860,12 @@ cdef class Granter:
                     quiet_ms = recall_ms
                 else:
                     quiet_ms = min(quiet_ms, granted_ms - SETTLE_MS + quiet_for)
-                if quiet_ms >= quiet_for:
-                    recalled += outstanding_of(cell)
-                # Its number of recalls by now, and that at the last look: this one is due if they differ.
-                before_ms = quiet_ms - <int> min(1000.0 * since, 1e6)
-                if quiet_ms >= quiet_for and (
-                    before_ms < quiet_for
-                    or (quiet_ms - quiet_for) // recall_ms > (before_ms - quiet_for) // recall_ms
-                ):
+                if quiet_ms < quiet_for:
+                    continue
+                recalled += outstanding_of(cell)
+                since_recall_ms = <int> (now_ms - cell.recalled_ms)
+                if not 0 <= since_recall_ms < recall_ms:
+                    cell.recalled_ms = now_ms
                     _answers_of(answers, ledger.nodes.names[cell.node])[1][account.user] = Hint(
                         0.0, True, self._may_float(account, account.costs, now_ms)
                     )

@@ -178,7 +178,7 @@ MUTANTS = [
         "self.is_silent(cell, self.assigned)",
         "False",
         "central-away.toml",
-        broken("grants"),
+        missed("over 10 s"),
     ),
     Mutant(
         "what was used beyond the grants is not booked against the refill of its time",

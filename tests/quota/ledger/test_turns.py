@@ -283,3 +283,32 @@ def test_only_nodes_without_credit_are_reckoned_to_float() -> None:
         fleet.ask(T0 + 4.0, name)
     fleet.ask(T0 + 4.0, "f", 1)
     assert not fleet.nodes["f"].hint.may_float  # six might do so
+
+
+def test_a_report_of_traffic_makes_its_node_active_at_once() -> None:
+    """A limit of three per second is thin for two nodes with traffic, and not for one."""
+    fleet = cluster(rate=3.0, burst_seconds=10.0)
+    fleet.ask(T0, "b", 4)
+    fleet.end_slots(START + 10)
+    fleet.nodes["b"].used["r"] = 2.0
+    fleet.ledger.book(START + 11, fleet.nodes["b"].report(START + 10))
+    fleet.ask(T0 + 11.1, "a", 1)
+    assert fleet.nodes["a"].hint.may_float
+
+
+def test_a_late_report_of_traffic_makes_no_node_active() -> None:
+    fleet = cluster(rate=3.0, burst_seconds=10.0)
+    fleet.ask(T0, "b", 4)
+    fleet.end_slots(START + 10, silent=("b",))
+    fleet.nodes["b"].used["r"] = 2.0
+    fleet.ledger.book(START + 11, fleet.nodes["b"].report(START + 1))
+    fleet.ask(T0 + 11.1, "a", 1)
+    assert not fleet.nodes["a"].hint.may_float
+
+
+def test_a_node_with_traffic_after_a_pause_counts_as_one() -> None:
+    fleet = cluster(rate=3.0, burst_seconds=10.0)
+    fleet.ask(T0 + 0.5, "a", 1)
+    fleet.end_slots(START + 4)
+    fleet.ask(T0 + 5.6, "a", 1)  # more than five seconds after, and still among the active ones
+    assert not fleet.nodes["a"].hint.may_float

@@ -13,6 +13,7 @@ from sluicegate.quota.ledger._bucket cimport (
     Bucket,
     NodeCell,
     cost_of_request,
+    note_active,
     refill,
 )
 from sluicegate.quota.ledger._credit cimport outstanding_of, put_back, raise_totals, take_out, unbooked_of
@@ -179,7 +180,7 @@ cdef inline Delta book_line(
         delta.rejected = line.rejected - cell.rejected
         delta.requests = line.requests - cell.requests
     if told > cell.used and <int> (context.active_ms - cell.active_ms) > 0:
-        cell.active_ms = context.active_ms
+        note_active(bucket, cell, context.active_ms)
     cell.consumed = line.consumed
     cell.rejected = line.rejected
     cell.requests = line.requests

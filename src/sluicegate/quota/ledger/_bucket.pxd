@@ -72,7 +72,8 @@ cdef struct Bucket:
     double overflowed_before_creation  # the refill before `filled_since` that reports were set against
     NodeCell *cells  # sorted by node number
     int count, room
-    int active  # nodes that have told of traffic lately
+    int active  # nodes that have told of traffic lately: when they were last counted, and since
+    unsigned int counted_ms  # when that was, as a cell stores it
     int classic  # cells of classic nodes
     double promised[2]  # to classic nodes that are heard, for the two slots after `promised_slot`
     long long promised_slot  # the slot of the last assignment
@@ -89,6 +90,18 @@ cdef inline int position_of(Bucket *bucket, int node) noexcept nogil:
         else:
             high = middle
     return low
+
+
+cdef inline bint is_counted(const Bucket *bucket, unsigned int active_ms) noexcept nogil:
+    """Whether a node that last told of traffic at that time is in `active`."""
+    return <int> (bucket.counted_ms - active_ms) < ACTIVE_MS
+
+
+cdef inline void note_active(Bucket *bucket, NodeCell *cell, unsigned int active_ms) noexcept nogil:
+    """A node tells of traffic at that time."""
+    if is_counted(bucket, active_ms) and not is_counted(bucket, cell.active_ms):
+        bucket.active += 1
+    cell.active_ms = active_ms
 
 
 cdef inline double cost_of_request(Bucket *bucket) noexcept nogil:

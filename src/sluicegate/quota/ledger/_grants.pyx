@@ -41,6 +41,7 @@ from sluicegate.quota.ledger._bucket cimport (
     ceiling_of,
     cost_of_request,
     full_level_of,
+    note_active,
     position_of,
     refill,
     spill,
@@ -426,9 +427,7 @@ cdef class Granter:
             for r in range(account.count):
                 bucket = &ledger.buckets[account.numbers[r]]
                 cell = &bucket.cells[position_of(bucket, node)]
-                if <int> (now_ms - cell.active_ms) >= ACTIVE_MS:
-                    bucket.active += 1
-                cell.active_ms = now_ms
+                note_active(bucket, cell, now_ms)
         if requests == 0.0:
             return 0.0
         if known < INFINITY:

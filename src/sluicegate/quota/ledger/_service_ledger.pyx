@@ -50,6 +50,7 @@ from sluicegate.quota.ledger._bucket cimport (
     NodeCell,
     capacity_of,
     cost_of_request,
+    is_counted,
     position_of,
     postpone_promises,
     promise,
@@ -505,6 +506,7 @@ cdef class ServiceLedger:
         bucket = &self.buckets[number]
         memset(bucket, 0, sizeof(Bucket))
         bucket.time = slot
+        bucket.counted_ms = milliseconds(slot * self.slot_seconds)
         self._set_limit(number, slot)
         bucket.filled_since = bucket.time
         if bucket.rate > 0.0:
@@ -545,7 +547,7 @@ cdef class ServiceLedger:
         memset(&bucket.cells[position], 0, sizeof(NodeCell))
         bucket.cells[position].node = node
         # It has had no traffic. By a time of 0 it would seem to have some in half of all months.
-        bucket.cells[position].active_ms = milliseconds(bucket.time * self.slot_seconds) - ACTIVE_MS
+        bucket.cells[position].active_ms = bucket.counted_ms - ACTIVE_MS
         bucket.count += 1
         bucket.classic += self.nodes.is_classic(node)
         self.cells += 1
@@ -757,13 +759,13 @@ cdef class ServiceLedger:
         cdef NodeCell *cell
         cdef bint is_silent
         cdef double held
-        cdef unsigned int now_ms = milliseconds(slot * self.slot_seconds)
+        bucket.counted_ms = milliseconds(slot * self.slot_seconds)
         bucket.outstanding = bucket.unbooked = bucket.reserved = bucket.silent = bucket.autonomous = 0.0
         bucket.active = bucket.classic = 0
         for i in range(bucket.count):
             cell = &bucket.cells[i]
             is_silent = self.is_silent(cell, slot - 1)
-            bucket.active += <int> (now_ms - cell.active_ms) < ACTIVE_MS
+            bucket.active += is_counted(bucket, cell.active_ms)
             if self.nodes.is_classic(cell.node):
                 bucket.classic += 1
                 held = cell.lapsed + promised_after(cell, self.first, self.nodes.reported[cell.node])

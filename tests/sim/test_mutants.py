@@ -37,7 +37,10 @@ SCENARIOS = Path(__file__).parent / "scenarios"
 SEEDS = range(5 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1)
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 SERVICE_LEDGER = "quota/ledger/_service_ledger.pyx"
-GRANTS = "quota/ledger/_grants.pyx"
+QUEUE_SERVER = "quota/ledger/_queue_server.pyx"
+USER_ASK = "quota/ledger/_user_ask.pyx"
+ANSWERS = "quota/ledger/_answers.pyx"
+FLOATS = "quota/ledger/_floats.pxd"
 BOOKING = "quota/ledger/_booking.pxd"
 BUCKET = "quota/ledger/_bucket.pxd"
 CREDIT = "quota/ledger/_credit.pxd"
@@ -158,7 +161,7 @@ MUTANTS = [
     ),
     Mutant(
         "the leader lets any number of nodes go ahead of their grants",
-        GRANTS,
+        FLOATS,
         "not _covers_floats(bucket, costs[r], most_debt, now_ms)",
         "False",
         "floats.toml",
@@ -166,7 +169,7 @@ MUTANTS = [
     ),
     Mutant(
         "of several resources only the first is granted",
-        GRANTS,
+        QUEUE_SERVER,
         "grant(bucket, cell, account.waiters[i].given * account.costs[i * count + r])",
         "grant(bucket, cell, account.waiters[i].given * account.costs[i * count] * (r == 0))",
         "two-resources",
@@ -256,9 +259,12 @@ MUTANTS = [
 COMPILED_WITH = {
     ADMISSION: USER_TABLE,
     BOOKING: SERVICE_LEDGER,
-    BUCKET: GRANTS,
-    CREDIT: GRANTS,
+    BUCKET: QUEUE_SERVER,
+    CREDIT: QUEUE_SERVER,
+    FLOATS: QUEUE_SERVER,
 }
+# Modules that the same files are compiled into: all of them get the fault.
+COMPILED_TOGETHER = {QUEUE_SERVER: (USER_ASK, ANSWERS)}
 NUMBERS = {mutant.fault: number for number, mutant in enumerate(MUTANTS, 1)}
 
 # Appended to each file with a fault in it; two of them may end up in one module.
@@ -319,7 +325,7 @@ def with_fault(source: str, mutant: Mutant) -> str:
 
 
 def make_compiled_copy(directory: Path, module: str) -> Path:
-    """A copy of the package with all faults of one compiled module."""
+    """A copy of the package with all faults of one compiled module, and of those it goes with."""
     copy = copy_package(directory)
     for mutant in MUTANTS:
         if module_of(mutant) == module:
@@ -330,7 +336,8 @@ def make_compiled_copy(directory: Path, module: str) -> Path:
                 source += FAULT
             path.unlink()
             path.write_text(with_fault(source, mutant), encoding="utf-8")
-    compile_again(copy / module, directory)
+    for compiled in (module, *COMPILED_TOGETHER.get(module, ())):
+        compile_again(copy / compiled, directory)
     return directory
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate.quota.ledger._grants import max_min
+from sluicegate.quota.ledger._account import max_min
 from sluicegate.quota.ledger.ledger import Ledger
 from sluicegate.quota.messages import Ask, Line, Report, UserAsk
 from tests.harness.spending_nodes import START, entry

@@ -4,14 +4,11 @@ from typing import TypeAlias, final
 from sluicegate.quota.ledger._service_ledger import ServiceLedger
 from sluicegate.quota.messages import Hint, Share, UserAsk
 
-__all__ = ["Granter", "max_min"]
+__all__ = ["Granter"]
 
 # node -> (user -> resource -> Share, user -> Hint)
 _Answers: TypeAlias = dict[str, tuple[dict[str, dict[str, Share]], dict[str, Hint]]]
 
-def max_min(
-    available: list[float], capacities: list[float], waiters: list[tuple[float, list[float]]]
-) -> list[float]: ...
 @final
 class Granter:
     def __init__(

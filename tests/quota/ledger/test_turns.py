@@ -35,6 +35,16 @@ def test_those_that_wait_are_served_in_turn_as_the_refill_comes() -> None:
     assert turns == [(0.1, "a"), (0.2, "b")]
 
 
+def test_each_of_very_many_is_told_when_its_turn_comes() -> None:
+    names = [f"node-{i}" for i in range(101)]
+    fleet = cluster(rate=10.0, names=names)
+    fleet.drain(names[0])
+    for name in names[1:]:
+        fleet.ask(T0, name, 1)
+    waits = [fleet.nodes[name].hint.wait for name in names[1:]]
+    assert waits == pytest.approx([0.1 * turn for turn in range(1, 101)])
+
+
 def test_an_ask_for_nothing_leaves_the_queue_and_a_newer_one_keeps_its_place() -> None:
     fleet = cluster(rate=10.0)
     fleet.drain("c")

@@ -113,7 +113,7 @@ cdef class Account:
         return -1
 
     cdef int put(self, int node, double requests, double until, const double *costs) except -1:
-        """Queue a node, or update its entry in place."""
+        """Queue a node, or update its entry in place; its position."""
         cdef int position = self.find(node)
         if position < 0:
             if self.waiting == self.room:
@@ -122,7 +122,7 @@ cdef class Account:
             self.waiting += 1
         self.waiters[position] = Waiter(node, requests, until, 0.0)
         memcpy(&self.costs[position * self.count], costs, self.count * sizeof(double))
-        return 0
+        return position
 
     cdef int _grow(self) except -1:
         cdef int room = 2 * self.room + 2

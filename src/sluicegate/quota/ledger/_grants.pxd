@@ -19,7 +19,7 @@ cdef class Granter:
     cdef double held_until  # nobody is served before
     cdef double *costs  # scratch: of a request of the node that asks
     cdef int costs_room
-    cdef int _answer_ask(self, Account account, int node, double time, double interval, dict answers) except -1
+    cdef int _answer_ask(self, Account account, int position, double time, double interval, dict answers) except -1
     cdef int _end_wait(
         self, Account account, int node, bint is_granted, double time, double interval, dict answers
     ) except -1

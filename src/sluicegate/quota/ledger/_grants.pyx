@@ -98,6 +98,7 @@ cdef class Granter:
         """
         cdef int node = self.service_ledger._node_number(node_id)
         cdef Account account
+        cdef int position
         cdef double wanted
         for user, user_ask in users.items():
             if type(user) is not str:
@@ -109,20 +110,21 @@ cdef class Granter:
             self._reserve_costs(account.count)
             wanted = hear(self.service_ledger, account, node, time, is_newest, user_ask, self.costs)
             if wanted > 0.0:
-                account.put(node, wanted, time + WAIT_SECONDS if user_ask[2] else INFINITY, self.costs)
-                self._answer_ask(account, node, time, interval, answers)
+                position = account.put(node, wanted, time + WAIT_SECONDS if user_ask[2] else INFINITY, self.costs)
+                self._answer_ask(account, position, time, interval, answers)
             else:
                 self._end_wait(account, node, wanted < 0.0, time, interval, answers)
         self._tell_grants(node, time, answers)
 
-    cdef int _answer_ask(self, Account account, int node, double time, double interval, dict answers) except -1:
-        """Serve a node that was queued, or tell it how long it has to wait."""
+    cdef int _answer_ask(self, Account account, int position, double time, double interval, dict answers) except -1:
+        """Serve the node at this position of the queue, or tell it how long it has to wait."""
         cdef double wait = 0.0
-        cdef int position
+        cdef int node = account.waiters[position].node
         self._look(account, node, time, interval, answers)
-        position = account.find(node)
-        if position < 0:
-            return 0
+        if position >= account.waiting or account.waiters[position].node != node:
+            position = account.find(node)
+            if position < 0:
+                return 0
         # It need not wait while what was recalled may come for it.
         if not is_recall_coming(account, position, time, interval):
             wait = wait_of(self.service_ledger, account, position, time, interval)

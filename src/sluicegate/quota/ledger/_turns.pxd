@@ -24,11 +24,13 @@ cdef extern from *:
     #define BATCH_PART 0.25
     /* A node that was granted something asks again within so many milliseconds, if it goes on. */
     #define FAIR_MS 150
+    /* What a node has to wait for is added up for so many of those before it. */
+    #define ADDED_WAITERS 64
     /* No hint says to wait for longer. */
     #define MAX_WAIT_SECONDS 3600.0
     """
     const double SHORTEST_INTERVAL, TURN_REQUESTS, TURN_PART, SCARCE, BATCH_PART, MAX_WAIT_SECONDS
-    const int FAIR_MS
+    const int FAIR_MS, ADDED_WAITERS
 
 
 cdef inline double requests_in_turn(ServiceLedger ledger, Account account, double interval) noexcept:
@@ -66,7 +68,11 @@ cdef inline int count_turns(
 cdef inline double wait_of(
     ServiceLedger ledger, Account account, int position, double time, double interval
 ) noexcept:
-    """Seconds until it is the turn of a waiter, when each one before it is granted what it gets in turn."""
+    """Seconds until it is the turn of a waiter, when each one before it is granted what it gets in turn.
+
+    Where very many wait, to add up what all of them need takes too long for each ask: the requests of the rest
+    are taken to cost as much as its own.
+    """
     cdef Bucket *bucket
     cdef int i, r
     cdef double wait = max(0.001, account.served + BATCH_PART * interval - time), missing, cost
@@ -79,14 +85,27 @@ cdef inline double wait_of(
         if bucket.rate <= 0.0:
             return MAX_WAIT_SECONDS
         missing = min(cost, capacity_of(bucket)) - available_of(bucket)
-        for i in range(position):
+        for i in range(min(position, ADDED_WAITERS)):
             missing += requests * account.costs[i * account.count + r]
+        missing += requests * max(0, position - ADDED_WAITERS) * cost
         if missing > 0.0:
             wait = max(wait, missing / bucket.rate * ledger.slot_seconds)
         i = position_of(bucket, account.waiters[position].node)
         if bucket.cells[i].uncovered > 0.0:
             most = ledger.slot_seconds  # its report may show that the refill has covered it
     return min(wait, most)
+
+
+cdef inline bint _gets_several(ServiceLedger ledger, Account account, int nodes) noexcept:
+    """Whether each of so many nodes gets several requests of the refill. If it is one or two, the queue is fair."""
+    cdef int r
+    for r in range(account.count):
+        if (
+            ledger.buckets[account.numbers[r]].rate * FAIR_MS * (0.001 / ledger.slot_seconds)
+            < 2.0 * account.costs[r] * nodes
+        ):
+            return False
+    return True
 
 
 cdef inline bint hold_for_others(
@@ -101,18 +120,15 @@ cdef inline bint hold_for_others(
     cdef unsigned int now_ms = milliseconds(time)
     cdef int i, r, since_ms, nodes = account.waiting
     cdef double held_ms = 0.0, slots_per_ms = 0.001 / ledger.slot_seconds
+    if not _gets_several(ledger, account, nodes + 1):
+        return False
     for i in range(bucket.count):
         since_ms = <int> (now_ms - bucket.cells[i].granted_ms)
         if 0 <= since_ms < FAIR_MS and not is_waiting[bucket.cells[i].node]:
             nodes += 1
             held_ms += since_ms
-    if nodes == account.waiting:
+    if nodes == account.waiting or not _gets_several(ledger, account, nodes):
         return False
-    for r in range(account.count):
-        bucket = &ledger.buckets[account.numbers[r]]
-        # Where each gets a request or two, the order of the queue is fair.
-        if bucket.rate * FAIR_MS * slots_per_ms < 2.0 * account.costs[r] * nodes:
-            return False
     for r in range(account.count):
         bucket = &ledger.buckets[account.numbers[r]]
         if account.costs[r] > 0.0:

@@ -56,6 +56,7 @@ class SlotClock:
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
         self._hint: float | None = None
         self._epoch = -1
+        self._round_trip = 0.0
 
     @property
     def has_leader_time(self) -> bool:
@@ -70,7 +71,7 @@ class SlotClock:
     @property
     def round_trip(self) -> float:
         """The shortest of the last ones, in seconds; 0 while none is known."""
-        return min(map(_round_trip, self._samples), default=0.0)
+        return self._round_trip
 
     def time(self, now: float) -> float:
         """The leader's time."""
@@ -98,6 +99,7 @@ class SlotClock:
                 break
         self._samples.append(_Sample(least, most, most - least))
         best = min(self._samples, key=_round_trip)
+        self._round_trip = best.round_trip
         if is_first or best.round_trip <= _MAX_ROUND_TRIP * self.slot_seconds:
             self._offset = (best.least + best.most) / 2
         else:
@@ -116,6 +118,7 @@ class SlotClock:
         if epoch > self._epoch:
             self._epoch = epoch
             self._samples.clear()
+            self._round_trip = 0.0
             self._hint = None
         return epoch == self._epoch
 

@@ -57,7 +57,7 @@ ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     # Half of the fleet on its safe shares beside a half that has the whole limit: 1.5 times.
     "partition": ({"over_1": 0.55, "over_10": 0.52}, {}),
     "lossy": ({"over_60": 0.01}, {}),
-    "return": ({"over_1": 0.03, "over_10": 0.005, "under": 0.02}, {"lowest_second": 0.9}),
+    "return": ({"over_1": 0.05, "over_10": 0.01, "under": 0.02}, {"lowest_second": 0.9}),
     "skewed-clocks": (OVERLOAD, {"lowest_second": 0.9}),
     "flood": ({"rejected": 0.01, "over_10": 0.005}, {}),
     "fairness": ({}, {"jain": 0.99}),

@@ -17,6 +17,7 @@ KNOWN_TO_ALL = {"clock", "errors", "_clock", "_minmax", "_validate"}
 MAY_IMPORT = {
     "": set(),
     "limits": {"shm"},
+    "pacing": {"stores.store"},
     "redis_client": set(),
     "quota": {"quota.messages", "quota.packed", "quota.errors", "quota.stable_hash"},
     "quota.packed": {"quota.messages"},

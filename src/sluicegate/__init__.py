@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         limited,
         parse_limits,
     )
+    from sluicegate.pacing import Cluster, ClusterCounter, ClusterLimiter
     from sluicegate.quota import Central, Ledger, Node, Service, Throttled
 
 __all__ = [
@@ -48,6 +49,9 @@ __all__ = [
     "AsyncRedisKeyed",
     "Central",
     "ClockMovedBackwards",
+    "Cluster",
+    "ClusterCounter",
+    "ClusterLimiter",
     "ConcurrencyLimit",
     "ConfigError",
     "Decision",
@@ -112,6 +116,7 @@ __getattr__ = lazy_exports(
             "limited",
             "parse_limits",
         ],
+        "sluicegate.pacing": ["Cluster", "ClusterCounter", "ClusterLimiter"],
         "sluicegate.quota": ["Central", "Ledger", "Node", "Service", "Throttled"],
     },
 )

@@ -158,7 +158,7 @@ def test_without_a_terminal_rich_is_not_needed(option: str, start: bytes) -> Non
 @pytest.mark.parametrize(
     ("command", "imports"),
     [
-        ("demo", {"demo", "limits", "quota", "redis_client"}),
+        ("demo", {"demo", "limits", "pacing", "quota", "redis_client", "stores"}),
         ("limits", {"quota"}),
         ("simulate", set()),
         ("central", {"quota", "redis_client"}),

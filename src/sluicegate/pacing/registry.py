@@ -1,0 +1,318 @@
+"""`Registry`: the counters and limiters of a cluster by name. No I/O, no threads."""
+
+import threading
+from typing import Generic, TypeVar, cast
+
+from sluicegate.errors import TableFull
+from sluicegate.pacing._counter import ClusterCounter
+from sluicegate.pacing._limiter import ClusterLimiter
+from sluicegate.pacing.learned_curve import LearnedCurve
+from sluicegate.pacing.limiter_control import LimiterControl
+from sluicegate.pacing.limiter_options import (
+    COUNTERS,
+    OWN_COUNTERS,
+    SCORED_COUNTERS,
+    LimiterOptions,
+    check_name,
+)
+from sluicegate.pacing.schedule import Schedule
+from sluicegate.pacing.state import ClusterState, Name
+
+__all__ = ["Family", "Registry"]
+
+_RESERVED_LABELS = ("cluster", "node", "limiter", "counter")  # the metrics have these already
+
+Member = TypeVar("Member", ClusterCounter, ClusterLimiter)
+
+
+class Family(Generic[Member]):
+    """Counters or limiters with one definition, one for each combination of label values."""
+
+    def __init__(
+        self, registry: "Registry", name: str, label_names: tuple[str, ...], max_members: int
+    ) -> None:
+        self.name = name
+        self.label_names = label_names
+        self.max_members = max_members
+        self._registry = registry
+        self._members: dict[tuple[str, ...], Member] = {}
+
+    def labels(self, *values: str, **named: str) -> Member:
+        """The member with these label values, in order or by name; made at its first use."""
+        key = self._in_order(values, named) if named else values
+        member = self._members.get(key)
+        return self._add(key) if member is None else member
+
+    def members(self) -> list[Member]:
+        return list(self._members.values())
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return f"Family({self.name!r}, {list(self.label_names)}, members={len(self)})"
+
+    def _in_order(self, values: tuple[str, ...], named: dict[str, str]) -> tuple[str, ...]:
+        if values or named.keys() != set(self.label_names):
+            raise ValueError(
+                f"{self.name!r} has the labels {list(self.label_names)}: give all their values in "
+                f"order, or all by name; got {values!r} and {named!r}"
+            )
+        return tuple(named[label] for label in self.label_names)
+
+    def _add(self, key: tuple[str, ...]) -> Member:
+        if len(key) != len(self.label_names):
+            raise ValueError(
+                f"{self.name!r} has the labels {list(self.label_names)}, got the values {key!r}"
+            )
+        for label, value in zip(self.label_names, key, strict=True):
+            check_name(label, value)
+        with self._registry.lock:
+            if key not in self._members:
+                if len(self._members) >= self.max_members:
+                    raise TableFull(
+                        f"{self.name!r} has its {self.max_members} members (max_members) already, "
+                        f"no room for {key!r}"
+                    )
+                member = self._registry.make_member(self.name, key)
+                self._members[key] = cast(Member, member)
+            return self._members[key]
+
+
+class Definition:
+    """What a name was defined as."""
+
+    __slots__ = ("family", "label_names", "max_members", "options")
+
+    def __init__(
+        self,
+        options: "Schedule | LimiterOptions",
+        label_names: tuple[str, ...] = (),
+        max_members: int = 0,
+    ) -> None:
+        self.options = options
+        self.label_names = label_names
+        self.max_members = max_members
+        self.family: Family[ClusterCounter] | Family[ClusterLimiter] | None = None
+
+    def same_as(self, other: "Definition") -> bool:
+        mine = (self.options, self.label_names, self.max_members)
+        return mine == (other.options, other.label_names, other.max_members)
+
+    def __repr__(self) -> str:
+        labels = f", labels={list(self.label_names)}" if self.label_names else ""
+        return f"{self.options!r}{labels}"
+
+
+class Registry:
+    """Makes, changes and removes what a `ClusterState` syncs."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self.lock = threading.RLock()
+        self._state = state
+        self._definitions: dict[str, Definition] = {}
+
+    def counter(self, name: str, schedule: Schedule) -> ClusterCounter:
+        with self.lock:
+            if self._define(name, Definition(schedule)):
+                return self._make_counter((name, ()), schedule)
+            return self._state.counters[name, ()]
+
+    def limiter(self, name: str, options: LimiterOptions) -> ClusterLimiter:
+        with self.lock:
+            if self._define(name, Definition(options)):
+                return self._make_limiter((name, ()), options)
+            return self._state.limiters[name, ()][0]
+
+    def family(
+        self,
+        name: str,
+        options: Schedule | LimiterOptions,
+        labels: list[str] | tuple[str, ...],
+        max_members: int,
+    ) -> Family[ClusterCounter] | Family[ClusterLimiter]:
+        with self.lock:
+            definition = Definition(options, _label_names(labels), max_members)
+            if self._define(name, definition):
+                definition.family = Family(self, name, definition.label_names, max_members)
+            family = self._definitions[name].family
+            assert family is not None
+            return family
+
+    def redefine(self, name: str, options: LimiterOptions) -> None:
+        """Change a limiter in its place: whoever has the object goes on with it."""
+        with self.lock:
+            definition = self._definitions[name]
+            if definition.options == options:
+                return
+            before, definition.options = definition.options, options
+            assert isinstance(before, LimiterOptions)
+            limiter, control = self._state.limiters[name, ()]
+            if _without_target(before) == _without_target(options):
+                limiter.target = options.target
+                return
+            control.is_over = True
+            counters = limiter._counters
+            schedule = options.schedule()
+            if before.schedule() != schedule or before.scored != options.scored:
+                self._state.retire(counters)
+                counters = self._limiter_counters((name, ()), schedule, is_scored=options.scored)
+            self._equip(limiter, options, counters)
+
+    def limiter_named(self, name: str) -> ClusterLimiter:
+        return self._state.limiters[name, ()][0]
+
+    def revive(self, limiter: ClusterLimiter, options: LimiterOptions) -> None:
+        """Let a limiter that was removed go on, with a new definition."""
+        key = (limiter.name, limiter.label_values)
+        with self.lock:
+            if self._define(limiter.name, Definition(options)):
+                schedule = options.schedule()
+                counters = self._limiter_counters(key, schedule, is_scored=options.scored)
+                self._equip(limiter, options, counters)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._definitions
+
+    def remove(self, name: str) -> None:
+        """Forget a counter, a limiter or a family. Its limiters let nothing pass any more."""
+        with self.lock:
+            if name not in self._definitions:
+                raise KeyError(f"no counter, limiter or family is named {name!r}")
+            del self._definitions[name]
+            for key in [key for key in self._state.counters if key[0] == name]:
+                self._state.retire([self._state.counters.pop(key)])
+            for key in [key for key in self._state.limiters if key[0] == name]:
+                limiter, control = self._state.limiters.pop(key)
+                control.is_over = True
+                limiter._end()
+                self._state.retire(limiter._counters)
+                self._drop_curve(key)
+
+    def make_member(
+        self, name: str, label_values: tuple[str, ...]
+    ) -> ClusterCounter | ClusterLimiter:
+        """A new member of a family."""
+        definition = self._definitions.get(name)
+        if definition is None:
+            raise KeyError(f"the family {name!r} was removed")
+        if isinstance(definition.options, Schedule):
+            return self._make_counter((name, label_values), definition.options)
+        return self._make_limiter((name, label_values), definition.options)
+
+    def labels_of(self, kind: str, key: Name) -> dict[str, str]:
+        """The labels of a counter or limiter in the metrics."""
+        name, values = key
+        definition = self._definitions.get(name)
+        label_names = definition.label_names if definition is not None else ()
+        return {kind: name} | dict(zip(label_names, values, strict=False))
+
+    def begin_anew(self) -> None:
+        """In a forked child: plans of its own, for counters that begin at zero."""
+        self.lock = threading.RLock()
+        for (name, _), (limiter, _) in list(self._state.limiters.items()):
+            definition = self._definitions.get(name)  # None: it was being removed
+            if definition is not None and isinstance(definition.options, LimiterOptions):
+                self._equip(limiter, definition.options, limiter._counters)
+
+    def _define(self, name: str, definition: Definition) -> bool:
+        """Whether the name is new. Raises if it is another definition's."""
+        check_name("name", name)
+        if name.endswith(tuple(f":{kind}" for kind in OWN_COUNTERS)):
+            raise ValueError(
+                f"name must not end with :{', :'.join(OWN_COUNTERS)}, as the counters of a limiter "
+                f"do, got {name!r}"
+            )
+        known = self._definitions.setdefault(name, definition)
+        if not known.same_as(definition):
+            raise ValueError(
+                f"{name!r} is defined already, as {known!r}: remove it first, got {definition!r}"
+            )
+        return known is definition
+
+    def _make_counter(self, key: Name, schedule: Schedule) -> ClusterCounter:
+        counter = self._state.own_counter(key, schedule)
+        self._state.counters[key] = counter
+        return counter
+
+    def _make_limiter(self, key: Name, options: LimiterOptions) -> ClusterLimiter:
+        schedule = options.schedule()
+        counters = self._limiter_counters(key, schedule, is_scored=options.scored)
+        control = self._control(options, schedule)
+        limiter = ClusterLimiter(
+            *key, self._state.clock, control, options.scores(), options.explore, counters
+        )
+        self._start(key, limiter, control, options)
+        return limiter
+
+    def _equip(
+        self,
+        limiter: ClusterLimiter,
+        options: LimiterOptions,
+        counters: tuple[ClusterCounter, ...],
+    ) -> None:
+        """Give a limiter a new plan."""
+        control = self._control(options, options.schedule())
+        limiter._define(control, options.scores(), options.explore, counters)
+        self._start((limiter.name, limiter.label_values), limiter, control, options)
+
+    def _start(
+        self, key: Name, limiter: ClusterLimiter, control: LimiterControl, options: LimiterOptions
+    ) -> None:
+        if options.curve == "learn":
+            if key not in self._state.curves:
+                self._state.curves[key] = LearnedCurve(
+                    key, self._state.clock, self._state.own_counter
+                )
+            self._state.curves[key].guide(limiter, control.steering)
+        else:
+            self._drop_curve(key)
+        self._state.limiters[key] = (limiter, control)
+
+    def _drop_curve(self, key: Name) -> None:
+        curve = self._state.curves.pop(key, None)
+        if curve is not None:
+            self._state.retire(curve.counters())
+
+    def _control(self, options: LimiterOptions, schedule: Schedule) -> LimiterControl:
+        state = self._state
+        return LimiterControl(
+            options.steering(schedule),
+            state.clock,
+            state.sync_interval,
+            state.live_for,
+            lambda: state.nodes,
+            state.ask_for_sync,
+        )
+
+    def _limiter_counters(
+        self, key: Name, schedule: Schedule, *, is_scored: bool
+    ) -> tuple[ClusterCounter, ...]:
+        name, label_values = key
+        kinds = [*COUNTERS, *SCORED_COUNTERS] if is_scored else COUNTERS
+        counters = tuple(
+            self._state.own_counter((f"{name}:{kind}", label_values), schedule, turns_itself=False)
+            for kind in kinds
+        )
+        counters[0]._share_guess(1.0 / self._state.nodes)
+        return counters
+
+
+def _without_target(options: LimiterOptions) -> list[object]:
+    return [getattr(options, name) for name in options.__slots__ if name != "target"]
+
+
+def _label_names(labels: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(labels, str) or not isinstance(labels, list | tuple) or not labels:
+        raise TypeError(f"labels must be a list of names, such as ['country'], got {labels!r}")
+    for name in labels:
+        if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
+            raise ValueError(f"labels must be ASCII identifiers, got {name!r} in {labels!r}")
+        if name in _RESERVED_LABELS:
+            raise ValueError(
+                f"labels must not be {', '.join(_RESERVED_LABELS)}: the metrics use these names, "
+                f"got {name!r}"
+            )
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"labels must differ, got {labels!r}")
+    return tuple(labels)

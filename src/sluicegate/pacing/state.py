@@ -1,0 +1,299 @@
+"""`ClusterState`: the counters and limiters of one node, without I/O.
+
+Whoever drives it (a thread, a task, a simulator) asks for a request, carries it to the store, and
+hands in the reply, or says that there was none.
+"""
+
+import math
+import secrets
+import zlib
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from sluicegate.pacing._cluster_clock import ClusterClock
+from sluicegate.pacing._counter import ClusterCounter
+from sluicegate.pacing._limiter import ClusterLimiter
+from sluicegate.pacing.learned_curve import LearnedCurve, Name
+from sluicegate.pacing.limiter_control import SETTLE_SYNCS, LimiterControl
+from sluicegate.pacing.schedule import Schedule
+from sluicegate.stores.store import (
+    FOLD_AFTER,
+    KEEP_AFTER_END,
+    CounterKey,
+    CounterUpdate,
+    SyncReply,
+    SyncRequest,
+)
+
+__all__ = ["ClusterState", "Name", "PendingSync"]
+
+_LIVE_SYNCS = 3.0  # missed syncs after which a node counts as gone
+_CALM = 600.0  # seconds of unbroken contact after which a node may say who is gone for good
+_SECOND_SYNC = 0.1  # of the interval, after the first
+_SHORTEST = 0.05  # of the interval: syncs are no closer than this
+_MOST_RETIRED = 10_000  # counters that were removed and may still come back
+
+
+class PendingSync(NamedTuple):
+    """A request that is on its way, and where its answers belong."""
+
+    request: SyncRequest
+    sent: float
+    owners: list[ClusterCounter]  # of each update
+    limiters: list[tuple[ClusterLimiter, LimiterControl, int]]  # with the place of its passes
+    retired: list[ClusterCounter]  # told for the last time
+
+
+class _Retired(NamedTuple):
+    """A counter that was removed. It is kept as long as the store has a total of it."""
+
+    counter: ClusterCounter
+    schedule: Schedule
+
+
+class ClusterState:
+    """All that one node counts in a cluster. Times are local seconds of `clock`."""
+
+    def __init__(
+        self,
+        name: str,
+        node_id: str,
+        clock: ClusterClock,
+        sync_interval: float,
+        decay: float,
+        nodes: int,
+    ) -> None:
+        self.name = name
+        self.node_id = node_id
+        self.clock = clock
+        self.sync_interval = sync_interval
+        self.live_for = _LIVE_SYNCS * sync_interval
+        self.nodes = nodes  # that are live, this one included
+        self.counters: dict[Name, ClusterCounter] = {}
+        self.limiters: dict[Name, tuple[ClusterLimiter, LimiterControl]] = {}
+        self.wake: Callable[[], object] = lambda: None  # called when the next sync is due earlier
+        self._is_asked_for = False
+        self.curves: dict[Name, LearnedCurve] = {}  # of the limiters that learn one
+        self._schedules: WeakKeyDictionary[ClusterCounter, Schedule] = WeakKeyDictionary()
+        self._retired: dict[tuple[object, ...], _Retired] = {}
+        self._untold: set[ClusterCounter] = set()  # of these, whose last counts are not told yet
+        self._decay = decay
+        self._heard_at = self._in_touch_since = math.inf
+        self.knows_time = False  # the store has told it
+        self._is_ended = False
+        self._was_away = False  # the store was in touch once, and then was not
+        self._since = 0.0
+        self._heard = 0
+        self._begin_as_new_writer()
+
+    @property
+    def is_in_touch(self) -> bool:
+        """Whether the last sync was answered."""
+        return self._in_touch_since < math.inf
+
+    def own_counter(
+        self, key: Name, schedule: Schedule, *, turns_itself: bool = True
+    ) -> ClusterCounter:
+        """A counter of this writer. One that was retired goes on, for its totals only grow."""
+        name, label_values = key
+        span = schedule.at(self.clock.unix(self.clock.now()))
+        identity = CounterKey(name, label_values, *span, schedule.period or 0.0).identity
+        retired = self._retired.pop(identity, None)
+        if retired is not None:
+            self._untold.discard(retired.counter)
+            if retired.schedule == schedule:
+                self._schedules[retired.counter] = schedule
+                return retired.counter
+            self._rename()  # the same name at the store, with days that begin elsewhere
+        counter = ClusterCounter(
+            name, label_values, self.clock, schedule, turns_itself=turns_itself
+        )
+        self._schedules[counter] = schedule
+        return counter
+
+    def retire(self, counters: Iterable[ClusterCounter]) -> None:
+        """Sync counters once more, and then no longer."""
+        now = self.clock.unix(self.clock.now())
+        for counter in counters:
+            schedule = self._schedules.pop(counter, None)
+            if schedule is not None:
+                identity = counter._key(*counter.span).identity
+                self._retired[identity] = _Retired(counter, schedule)
+            self._untold.add(counter)
+        for identity, (counter, _) in list(self._retired.items()):
+            if 0.0 < counter.span[1] + KEEP_AFTER_END < now and counter not in self._untold:
+                del self._retired[identity]
+        if len(self._retired) > _MOST_RETIRED:
+            self._rename()  # a new writer has no totals that would have to go on
+            self._retired.clear()
+
+    def end(self) -> None:
+        """Let nothing pass any more."""
+        self._is_ended = True
+        for limiter, control in list(self.limiters.values()):
+            control.is_over = True
+            limiter._end()
+
+    def next_sync(self, local: float) -> float:
+        """When to sync next: at this node's own beat, and just after a period begins."""
+        if self._last_sync == -math.inf:
+            return local
+        if self._is_asked_for:
+            return max(self._last_sync + _SHORTEST * self.sync_interval, local)
+        next_sync = self._next_beat(self._last_sync)
+        if self._number == 2:  # nodes that were started together have not seen each other yet
+            next_sync = min(next_sync, self._last_sync + _SECOND_SYNC * self.sync_interval)
+        for limiter, control in list(self.limiters.values()):
+            next_sync = min(next_sync, max(control.next_act(limiter), self._last_sync))
+            end = limiter._period_ends
+            if self._last_sync < end < next_sync:
+                next_sync = end + 0.02 * self._phase
+        return max(next_sync, self._last_sync + _SHORTEST * self.sync_interval)
+
+    def ask_for_sync(self) -> None:
+        """Sync soon: the traffic of this node has changed, and its share with it."""
+        self._is_asked_for = True
+        self.wake()
+
+    def request(self, local: float, *, is_last: bool = False) -> PendingSync:
+        """Everything this node has to tell. The last one gives its holds back."""
+        if local - self._heard_at > FOLD_AFTER / 2.0:
+            self._rename()
+        self._last_sync = local
+        self._is_asked_for = False
+        self._number += 1
+        if not self.knows_time and not is_last:
+            # The first one only asks for the time: it decides which period is counted.
+            return PendingSync(self._make_request(local, self.live_for, []), local, [], [], [])
+        updates: list[CounterUpdate] = []
+        owners: list[ClusterCounter] = []
+        limiters = []
+        for counter in list(self.counters.values()):
+            counter._measure(local, self.sync_interval, self._decay)
+            told = counter._updates()
+            updates += told
+            owners += [counter] * len(told)
+        next_sync = self.next_sync(local) if self._number == 2 else self._next_beat(local)
+        interval = next_sync - local
+        for limiter, control in list(self.limiters.values()):
+            limiter._turn_if_over()
+            for counter, told in control.updates(limiter, local, interval, self._decay):
+                updates += told
+                owners += [counter] * len(told)
+                if counter is limiter.passes:
+                    limiters.append((limiter, control, len(updates) - 1))
+        retired = list(self._untold)
+        for counter in [*retired, *self._curve_counters(local)]:
+            told = [update._replace(rate=0.0) for update in counter._updates()]
+            updates += told
+            owners += [counter] * len(told)
+        if is_last:
+            updates = [update._replace(rate=0.0, want=0.0) for update in updates]
+        request = self._make_request(local, 0.0 if is_last else self.live_for, updates)
+        return PendingSync(request, local, owners, limiters, retired)
+
+    def _make_request(
+        self, local: float, live_for: float, updates: list[CounterUpdate]
+    ) -> SyncRequest:
+        return SyncRequest(
+            self.name,
+            self._writer,
+            self._number,
+            self.clock.unix(local),
+            live_for,
+            self._since,
+            local - self._in_touch_since > _CALM,
+            updates,
+        )
+
+    def receive(self, pending: PendingSync, reply: SyncReply, local: float) -> None:
+        """The store has answered."""
+        request = pending.request
+        if request.writer != self._writer or request.number < self._heard:
+            return  # this was another life of it, or a newer answer has come already
+        self._heard = request.number
+        self._heard_at = pending.sent
+        # After an outage the store has forgotten the rates of nodes that have not synced yet.
+        self._in_touch_since = min(self._in_touch_since, local)
+        keeps_share = self._was_away and local - self._in_touch_since < SETTLE_SYNCS * (
+            self.sync_interval
+        )
+        self._since = reply.time
+        self.clock.follow(reply.time, pending.sent, local)
+        self.nodes = max(reply.nodes, 1)
+        if not self.knows_time:
+            self._begin_with_time(local)
+        for limiter, _ in list(self.limiters.values()):
+            limiter._follow_clock()
+        for owner, update, totals in zip(
+            pending.owners, request.updates, reply.totals, strict=True
+        ):
+            owner._receive(update, totals, local, self.nodes, self.live_for, keeps_share)
+        self._untold.difference_update(pending.retired)
+        for limiter, control, place in pending.limiters:
+            update, totals = request.updates[place], reply.totals[place]
+            control.receive(limiter, update, totals, pending.sent, local)
+
+    def _begin_with_time(self, local: float) -> None:
+        """The time is known now, and how many nodes there are; tell the counters next."""
+        self.knows_time = True
+        self._is_asked_for = True
+        for counter in self._all_counters():
+            counter._follow_clock()
+        for limiter, control in [] if self._is_ended else list(self.limiters.values()):
+            limiter.requests._share_guess(1.0 / self.nodes)
+            control.is_over = False
+            control.begin_period(limiter, local)
+
+    def fail(self, local: float) -> None:
+        """The store did not answer."""
+        self._was_away = self._was_away or self.is_in_touch
+        self._in_touch_since = math.inf
+        for limiter, control in list(self.limiters.values()):
+            limiter._turn_if_over()
+            control.coast(limiter, local)
+
+    def restart(self) -> None:
+        """Be a new writer with nothing counted: a forked child, whose parent tells the rest."""
+        self._begin_as_new_writer()
+        for counter in self._all_counters():
+            counter._restart()
+        self._retired.clear()
+        self._untold.clear()
+
+    def _rename(self) -> None:
+        """Be a new writer: after so long a silence the store may have forgotten this one."""
+        self._begin_as_new_writer()
+        for counter in self._all_counters():
+            counter._rename()
+
+    def _begin_as_new_writer(self) -> None:
+        self._writer = f"{self.node_id}.{secrets.token_hex(8)}"
+        # Nodes sync at different moments, each always at its own.
+        self._phase = zlib.crc32(self.node_id.encode()) / 2**32 * self.sync_interval
+        self._number = 0
+        self._heard = 0
+        self._heard_at = math.inf
+        self._in_touch_since = math.inf
+        self._last_sync = -math.inf
+        self._since = 0.0  # the store's time of the last reply
+
+    def _all_counters(self) -> list[ClusterCounter]:
+        counters = list(self.counters.values())
+        for limiter, _ in list(self.limiters.values()):
+            counters += limiter._counters
+        for curve in list(self.curves.values()):
+            counters += curve.counters()
+        return [*counters, *(retired.counter for retired in self._retired.values())]
+
+    def _curve_counters(self, local: float) -> list[ClusterCounter]:
+        counters: list[ClusterCounter] = []
+        for curve in list(self.curves.values()):
+            counters += curve.to_sync(local)
+        return counters
+
+    def _next_beat(self, local: float) -> float:
+        interval = self.sync_interval
+        beat = (math.floor((local - self._phase) / interval) + 1) * interval + self._phase
+        return beat if beat - local > 1e-3 * interval else beat + interval

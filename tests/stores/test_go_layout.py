@@ -1,0 +1,128 @@
+"""`layout="go"`: totals are shared with a Go node, which is played by plain Redis commands."""
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+import pytest
+
+from sluicegate import Unavailable
+from sluicegate.stores import RedisStore
+from sluicegate.stores.store import KEEP_AFTER_END, CounterKey
+from tests.harness.servers import RedisServer
+from tests.harness.store_requests import Writer, minute, update
+
+ALL_TIME = (
+    int(datetime(1900, 1, 1).astimezone().timestamp()),
+    int(datetime(3000, 1, 1).astimezone().timestamp()),
+)
+
+
+class GoNode:
+    """What a Go node does to one counter: it adds, renews the expiry, and reads."""
+
+    def __init__(self, server: RedisServer, name: str, begin: int, end: int, *labels: str) -> None:
+        self.client = server.client
+        self.key = "####".join([name, f"{begin}_{end}", "####".join(sorted(labels))])
+        self.seconds = min(end - begin, 2**63 // 10**9)  # the longest of Go's durations
+
+    def add(self, amount: float, count: int) -> None:
+        self.client.incrbyfloat(f"{self.key}:sum", amount)
+        self.client.incrby(f"{self.key}:cnt", count)
+        self.client.expire(f"{self.key}:sum", self.seconds)
+        self.client.expire(f"{self.key}:cnt", self.seconds)
+
+    def read(self) -> tuple[float, int]:
+        total, count = self.client.mget(f"{self.key}:sum", f"{self.key}:cnt")
+        return float(total or 0), int(count or 0)
+
+
+@pytest.fixture
+def store(connect: Callable[..., RedisStore]) -> Iterator[RedisStore]:
+    return connect("go:", layout="go")
+
+
+def test_a_limiter_with_begin_and_end_is_shared_both_ways(
+    redis_server: RedisServer, store: RedisStore
+) -> None:
+    begin = int(time.time())
+    key = CounterKey("budget:pass", (), float(begin), begin + 86_400.0, 0.0)
+    node = GoNode(redis_server, "go:shopbudget:pass", begin, begin + 86_400)
+    node.add(10.5, 4)  # before ours came
+    a, b = Writer(store, "a"), Writer(store, "b")
+    assert a.tell(key, 2.0)[:2] == (12.5, 6)
+    assert node.read() == (12.5, 6)
+    node.add(1.0, 1)
+    assert b.tell(key, 3.0)[:2] == (16.5, 10)
+    assert a.tell(key, 4.0)[:2] == (18.5, 12)
+    assert node.read() == (18.5, 12)
+
+
+def test_a_periodic_limiter_counts_from_the_begin_of_its_period(
+    redis_server: RedisServer, store: RedisStore
+) -> None:
+    node = GoNode(redis_server, "go:shopads:pass", *ALL_TIME)
+    node.add(1000.25, 1000)  # earlier periods
+    a, b = Writer(store, "a"), Writer(store, "b")
+    assert a.tell(minute(), 0.0).sum == 0.0
+    node.add(5.0, 5)
+    assert a.tell(minute(), 2.0)[:2] == (7.0, 7)
+    assert b.tell(minute(), 3.0)[:2] == (10.0, 10)
+    assert node.read() == (1010.25, 1010)
+
+    assert a.sync(update(minute(), 4.0), update(minute(1), 1.0)).totals[1][:2] == (1.0, 1)
+    node.add(2.0, 2)
+    late, now = b.sync(update(minute(), 6.0), update(minute(1), 2.0)).totals
+    assert late[:2] == (15.0, 15)  # all of the first period
+    assert now[:2] == (5.0, 5)
+    assert node.read() == (1020.25, 1020)
+
+
+def test_a_request_that_is_repeated_is_added_once(
+    redis_server: RedisServer, store: RedisStore
+) -> None:
+    node = GoNode(redis_server, "go:shopads:pass", *ALL_TIME)
+    request = Writer(store, "a").request(update(minute(), 3.0))
+    for _ in range(3):
+        assert store.sync(request).totals[0].sum == 3.0
+    assert node.read() == (3.0, 3)
+
+
+def test_what_go_nodes_passed_leaves_less_room_for_holds(
+    redis_server: RedisServer, store: RedisStore
+) -> None:
+    node = GoNode(redis_server, "go:shopads:pass", *ALL_TIME)
+    writer = Writer(store, "a")
+    writer.tell(minute(), 0.0)
+    node.add(7.0, 7)
+    assert writer.tell(minute(), 0.0, want=5.0, ceiling=10.0).granted == 3.0
+
+
+def test_labels_are_sorted_as_go_sorts_them(redis_server: RedisServer, store: RedisStore) -> None:
+    node = GoNode(redis_server, "go:shopads:pass", *ALL_TIME, "web", "de")
+    one, other = (minute()._replace(labels=labels) for labels in [("web", "de"), ("de", "web")])
+    Writer(store, "a").sync(update(one, 1.0), update(other, 2.0))
+    assert node.read() == (3.0, 3)
+
+
+def test_totals_of_a_limiter_that_happens_once_expire_and_others_stay(
+    redis_server: RedisServer, store: RedisStore
+) -> None:
+    begin = int(time.time())
+    once = CounterKey("budget:pass", (), float(begin), begin + 600.0, 0.0)
+    Writer(store, "a").sync(update(once, 0.0), update(minute(), 1.0))
+    client = redis_server.client
+    name = f"go:shopbudget:pass####{begin}_{begin + 600}####"
+    for key in (f"{name}:sum", f"{name}:cnt", *client.keys(f"{name}:sluicegate:*")):
+        assert client.ttl(key) == pytest.approx(600.0 + KEEP_AFTER_END, abs=90)
+    assert client.ttl("go:shopads:pass####{}_{}####:sum".format(*ALL_TIME)) == -1
+
+
+def test_totals_that_are_no_numbers_are_left_alone(
+    redis_server: RedisServer, store: RedisStore
+) -> None:
+    name = "go:shopads:pass####{}_{}####".format(*ALL_TIME)
+    redis_server.client.set(f"{name}:cnt", "many")
+    with pytest.raises(Unavailable, match="Redis error"):
+        Writer(store, "a").tell(minute(), 1.0)
+    assert redis_server.client.get(f"{name}:sum") is None

@@ -4,12 +4,20 @@ import contextlib
 import locale
 import os
 import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["can_show", "discard", "is_terminal", "open_console"]
+__all__ = [
+    "can_show",
+    "discard",
+    "is_terminal",
+    "open_console",
+    "progress_bar",
+    "write_file",
+]
 
 
 def is_terminal() -> bool:
@@ -45,3 +53,31 @@ def discard(stream: TextIO | None = None) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, (stream or sys.stdout).fileno())
         os.close(null)
+
+
+def write_file(path: str, text: str, mode: str, what: str = "the HTML report") -> bool:
+    """Whether it could be written; if not, stderr says why."""
+    try:
+        with open(path, mode, encoding="utf-8") as file:
+            file.write(text)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"sluicegate simulate: cannot write {what}: {error}\n")
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[str, float], object] | None]:
+    """A progress bar on stderr, if that is a terminal and Rich is installed."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, part: bar.update(task, description=what, completed=part)

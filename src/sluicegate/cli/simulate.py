@@ -1,18 +1,20 @@
 """`sluicegate simulate`: runs scenarios in virtual time and prints how well the limits held.
 
 Exit code 0 if our assignment meets all goals, 1 if not, 2 for wrong usage. `random` in place of a
-scenario draws clusters instead: one, shown as any scenario, or many and their summary.
+scenario draws clusters instead: one, shown as any scenario, or many and their summary. What begins
+with `pacing` is in simulate_pacing.py.
 """
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sluicegate.cli import simulate_pacing
 from sluicegate.cli.arguments import count, integer, seconds
-from sluicegate.cli.output import discard
+from sluicegate.cli.output import discard, progress_bar, write_file
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError
 
@@ -33,10 +35,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  sluicegate simulate failover --seed 7 --html failover.html\n"
         "  sluicegate simulate my.toml --traffic last-week.csv --json\n"
         "  sluicegate simulate random --seed 17\n"
-        "  sluicegate simulate random --runs 200 --jobs 2"
+        "  sluicegate simulate random --runs 200 --jobs 2\n"
+        "  sluicegate simulate pacing-steady --html pacing.html\n"
+        "  sluicegate simulate pacing-random --runs 200"
     )
     parser.add_argument(
-        "scenario", nargs="?", metavar="SCENARIO", help="a name, a TOML file, all, or random"
+        "scenario",
+        nargs="?",
+        metavar="SCENARIO",
+        help="a name, a TOML file, all, random, pacing, or pacing-random",
     )
     parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
     parser.add_argument(
@@ -59,7 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=count, default=1, metavar="N", help="processes for random runs (default: 1)"
     )
     parser.add_argument("--save", metavar="FILE", help="write a random cluster as a scenario file")
-    parser.add_argument("--svg", metavar="FILE", help="draw the shortfall of random runs")
+    parser.add_argument(
+        "--svg", metavar="FILE", help="draw the shortfall of random runs, or one run of pacing"
+    )
     parser.add_argument("--html", metavar="FILE", help="write an HTML report with charts")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON document")
@@ -93,11 +102,14 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
     if arguments.list:
         for name in scenario.names():
             sys.stdout.write(f"{name:16}{scenario.load(name).title}\n")
+        simulate_pacing.write_names()
         return 0
     if arguments.scenario is None:
         arguments.parser.error("expected a SCENARIO; --list shows them all")
     if arguments.scenario == "random":
         return _run_random(arguments)
+    if _is_pacing(arguments.scenario):
+        return simulate_pacing.run(arguments)
     for option in ("save", "svg"):
         if getattr(arguments, option) is not None:
             arguments.parser.error(f"--{option} works with random")
@@ -116,9 +128,9 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
             scenarios = [each.lasting(arguments.seconds) for each in scenarios]
     except ConfigError as error:
         arguments.parser.error(str(error))
-    if arguments.html is not None and not _write(arguments.html, "", "a"):
+    if arguments.html is not None and not write_file(arguments.html, "", "a"):
         return 1  # now, and not after a long run
-    with _progress() as progress:
+    with progress_bar() as progress:
         outcomes = simulate(
             scenarios,
             seed=arguments.seed,
@@ -126,9 +138,21 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
             replay=replay,
             progress=progress,
         )
-    if arguments.html is not None and not _write(arguments.html, page(outcomes), "w"):
+    if arguments.html is not None and not write_file(arguments.html, page(outcomes), "w"):
         return 1
     return _print(arguments, outcomes)
+
+
+def _is_pacing(name: str) -> bool:
+    """Whether it is a pacing scenario: by its name, or by what is in the file."""
+    from sluicegate.sim.pacing.scenario import is_pacing
+
+    if name.startswith("pacing") and not name.endswith(".toml"):
+        return True
+    try:
+        return is_pacing(Path(name).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError):
+        return False  # whoever loads it says what is wrong
 
 
 def _run_random(arguments: argparse.Namespace) -> int:
@@ -147,13 +171,15 @@ def _run_one_random(arguments: argparse.Namespace) -> int:
     if arguments.svg is not None:
         arguments.parser.error("--svg works with many random clusters: give --runs")
     cluster = draw(arguments.seed)
-    if arguments.save is not None and not _write(arguments.save, cluster.text, "w", "the scenario"):
+    if arguments.save is not None and not write_file(
+        arguments.save, cluster.text, "w", "the scenario"
+    ):
         return 1
-    if arguments.html is not None and not _write(arguments.html, "", "a"):
+    if arguments.html is not None and not write_file(arguments.html, "", "a"):
         return 1
-    with _progress() as progress:
+    with progress_bar() as progress:
         outcomes = simulate([cluster.scenario], seed=arguments.seed, progress=progress)
-    if arguments.html is not None and not _write(arguments.html, page(outcomes), "w"):
+    if arguments.html is not None and not write_file(arguments.html, page(outcomes), "w"):
         return 1
     if not arguments.json and not arguments.markdown:
         sys.stdout.write(f"{cluster.facts}\n\n")
@@ -167,15 +193,15 @@ def _run_many_random(arguments: argparse.Namespace) -> int:
     for option in ("save", "html", "markdown"):
         if getattr(arguments, option) not in (None, False):
             arguments.parser.error(f"--{option} works with one random cluster, not with --runs")
-    if arguments.svg is not None and not _write(arguments.svg, "", "a", "the picture"):
+    if arguments.svg is not None and not write_file(arguments.svg, "", "a", "the picture"):
         return 1
-    with _progress() as progress:
+    with progress_bar() as progress:
         seeds = range(arguments.seed, arguments.seed + arguments.runs)
         rows = run_many(seeds, jobs=arguments.jobs, progress=progress)
     if arguments.svg is not None:
         title = f"Shortfall of {len(rows)} random clusters, from seed {arguments.seed}"
         text = picture([row.as_dict() for row in rows], title)
-        if not _write(arguments.svg, text, "w", "the picture"):
+        if not write_file(arguments.svg, text, "w", "the picture"):
             return 1
     met = all(row.broken is None for row in rows)
     if arguments.json:
@@ -212,30 +238,3 @@ def _print(
                 sys.stdout.write(f"BROKEN: {outcome.broken}\n")
             sys.stdout.write("\n")
     return 0 if met else 1
-
-
-def _write(path: str, text: str, mode: str, what: str = "the HTML report") -> bool:
-    try:
-        with open(path, mode, encoding="utf-8") as file:
-            file.write(text)
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"sluicegate simulate: cannot write {what}: {error}\n")
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, float], object] | None]:
-    """A progress bar on stderr, if that is a terminal and Rich is installed."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda what, part: bar.update(task, description=what, completed=part)

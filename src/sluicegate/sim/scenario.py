@@ -161,8 +161,9 @@ def all_limits(scenario: Scenario) -> list[tuple[Entry, ...]]:
 
 
 def names() -> list[str]:
-    """The scenarios that come with Sluicegate."""
-    return sorted((path.stem for path in _SHIPPED.glob("*.toml")), key=_in_order)
+    """The scenarios that come with Sluicegate; those of pacing are `sim.pacing`'s."""
+    found = (path.stem for path in _SHIPPED.glob("*.toml"))
+    return sorted((name for name in found if not name.startswith("pacing-")), key=_in_order)
 
 
 def _in_order(name: str) -> tuple[bool, str]:

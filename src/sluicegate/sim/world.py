@@ -8,6 +8,7 @@ more message does not change who sends what.
 Times are seconds since the simulation began.
 """
 
+import math
 import random
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -35,6 +36,11 @@ class World:
         """Plan `act(*arguments)` for `time`; what is late already comes next."""
         self._planned = number = self._planned + 1
         heappush(self._queue, (time if time > self.now else self.now, number, act, arguments))
+
+    @property
+    def next_time(self) -> float:
+        """When the next act is planned; infinite if none is."""
+        return self._queue[0][0] if self._queue else math.inf
 
     def run(self, end: float) -> None:
         """Do all that is planned before `end`, in order, and then set the clock to it."""

@@ -1,8 +1,8 @@
-"""`sluicegate demo`: a fleet of real processes, or all limiters in virtual time.
+"""`sluicegate demo`: a fleet of real processes, all limiters in virtual time, or a paced budget.
 
-The exit code of the fleet is 0 if each user was held to the limit, and 1 if not or if the fleet
-did not start. A signal that ends it early gives 128 + its number, as in a shell; but Ctrl-C at a
-terminal is how a person ends it, and gives 0.
+The exit code is 0 if each user was held to the limit (or the budget was spent along its line), and
+1 if not or if the fleet did not start. A signal that ends it early gives 128 + its number, as in a
+shell; but Ctrl-C at a terminal is how a person ends it, and gives 0.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sluicegate.cli.arguments import seconds
 from sluicegate.cli.output import can_show, discard, is_terminal, open_console
 from sluicegate.clock import Clock
-from sluicegate.demo import limits, limits_screen, quota, quota_screen
+from sluicegate.demo import limits, limits_screen, pacing, pacing_screen, quota, quota_screen
 from sluicegate.demo.fleet import StartCancelled
 from sluicegate.demo.sparkline import ASCII, BLOCKS, plain
 from sluicegate.errors import ConfigError, SluicegateError
@@ -23,9 +23,10 @@ from sluicegate.errors import ConfigError, SluicegateError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["configure", "run_quota"]
+__all__ = ["configure", "run_pacing", "run_quota"]
 
 _SECONDS_WITHOUT_TERMINAL = 20.0  # where nobody can press Ctrl-C
+_PACING_SECONDS = 30.0
 _NEEDED = ("orjson", "prometheus_client", "starlette", "uvicorn", "websockets")
 
 
@@ -33,26 +34,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs a central, three end nodes of two processes each and the traffic of six users,\n"
         "and shows live how each user is held to their limit; 'limits' shows every limiter under\n"
-        "the same bursty traffic. Without a terminal only the closing table is printed. The exit\n"
-        "code of the fleet is 0 if each user was held to their limit, and 1 if not."
+        "the same bursty traffic; 'pacing' shows four nodes that spend a budget along its line,\n"
+        "with no coordinator. Without a terminal only the closing table is printed. The exit code\n"
+        "of quota and pacing is 0 if the limits or the line were kept, and 1 if not."
     )
     parser.epilog = (
         "examples:\n  sluicegate demo\n  sluicegate demo limits --seconds 60\n"
+        "  sluicegate demo pacing --seconds 30\n"
         "  sluicegate demo --seconds 20 --json | python -m json.tool"
     )
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["quota", "limits"],
+        choices=["quota", "limits", "pacing"],
         default="quota",
         metavar="WHAT",
-        help="what to show: a fleet (quota, the default) or the limiters (limits)",
+        help="what to show: a fleet (quota, the default), the limiters (limits), a budget (pacing)",
     )
     parser.add_argument(
         "--seconds",
         type=seconds,
         metavar="S",
-        help="duration (default: quota until Ctrl-C, or 20 without a terminal; limits 30)",
+        help="duration (default: quota until Ctrl-C, or 20 without a terminal; limits and "
+        "pacing 30)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print the closing table as JSON, and nothing else"
@@ -63,9 +67,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     if arguments.what == "limits":
         return _run_limits(arguments, clock)
-    if arguments.seconds is not None and arguments.seconds < quota.MIN_SECONDS:
+    least = quota.MIN_SECONDS if arguments.what == "quota" else pacing.MIN_SECONDS
+    if arguments.seconds is not None and arguments.seconds < least:
         arguments.parser.error(
-            f"argument --seconds: expected {quota.MIN_SECONDS} or more, the least that can be "
+            f"argument --seconds: expected {least} or more, the least that can be "
             f"judged, got {arguments.seconds:g}"
         )
     console = None
@@ -73,8 +78,9 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
         console = open_console("sluicegate demo")
         if console is None:
             return 1
+    run = run_quota if arguments.what == "quota" else run_pacing
     try:
-        code = run_quota(arguments.seconds, arguments.json, console)
+        code = run(arguments.seconds, arguments.json, console)
     except SluicegateError as error:
         sys.stderr.write(f"sluicegate demo: {error}\n")
         return 1
@@ -133,14 +139,43 @@ def run_quota(duration: float | None, as_json: bool, console: "Console | None") 
         except StartCancelled:
             return _exit_code(flag.number, is_held=False, is_drawn=console is not None)
         closing = quota_screen.summary(demo)
-    if as_json:
+    _print(report if as_json else None, closing, console)
+    return _exit_code(flag.number, is_held=bool(report["held"]), is_drawn=console is not None)
+
+
+def run_pacing(
+    duration: float | None,
+    as_json: bool,
+    console: "Console | None",
+    *,
+    in_memory: bool = False,
+) -> int:
+    """Run four nodes for `duration` seconds (None: 30), drawn on the console if any."""
+    seconds = _PACING_SECONDS if duration is None else duration
+    with quota.stop_flag() as flag:
+        try:
+            with pacing.PacingDemo(seconds, flag, in_memory=in_memory) as demo:
+                if console is not None:
+                    pacing_screen.show(demo, console, _marks(console))
+                else:
+                    demo.run()
+                report = pacing.report(demo)
+        except StartCancelled:
+            return _exit_code(flag.number, is_held=False, is_drawn=console is not None)
+        closing = pacing_screen.summary(demo)
+    _print(report if as_json else None, closing, console)
+    return _exit_code(flag.number, is_held=bool(report["held"]), is_drawn=console is not None)
+
+
+def _print(report: dict[str, object] | None, closing: str, console: "Console | None") -> None:
+    """The result: as JSON if there is a report, else as the closing table."""
+    if report is not None:
         sys.stdout.write(json.dumps(report) + "\n")
     elif console is None:
         sys.stdout.write(plain(closing) + "\n")
     else:
         console.print(closing, soft_wrap=True)
     sys.stdout.flush()
-    return _exit_code(flag.number, is_held=bool(report["held"]), is_drawn=console is not None)
 
 
 def _exit_code(signal_number: int | None, *, is_held: bool, is_drawn: bool) -> int:

@@ -19,4 +19,11 @@ and the traffic of six users. From the inside to the outside:
     status_poller    what the central's API says of itself and its limits
     quota            the demo: all of these in real time
     quota_screen     the terminal
+
+`sluicegate demo pacing` is a pacing cluster, as processes over a Redis of its own:
+
+    pacing_node      a node: its traffic, its limiter, what it has counted; the program of a process
+    pacing_fleet     Redis and the nodes, as processes or as threads
+    pacing           the demo: moves the traffic, kills a node, adds up, judges
+    pacing_screen    the terminal
 """

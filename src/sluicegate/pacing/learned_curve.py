@@ -50,7 +50,7 @@ class LearnedCurve:
 
     def guide(self, limiter: ClusterLimiter, steering: Steering) -> None:
         """Be the curve of a limiter from now on."""
-        self._limiter = limiter
+        self.limiter = limiter
         self._steering = steering
         self._seen = (limiter.requests.span[0], limiter.requests.local())
         if self.weights is not None:
@@ -74,7 +74,7 @@ class LearnedCurve:
         return self.counters()
 
     def _count(self, counter: ClusterCounter) -> None:
-        begin, requests = self._limiter.requests.span[0], self._limiter.requests.local()
+        begin, requests = self.limiter.requests.span[0], self.limiter.requests.local()
         # What came between the last sync and the end of a period is not seen: of each hour about
         # the same part, so the weights are right.
         counter.add(max(requests - (self._seen[1] if begin == self._seen[0] else 0.0), 0.0))

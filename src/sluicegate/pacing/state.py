@@ -4,6 +4,7 @@ Whoever drives it (a thread, a task, a simulator) asks for a request, carries it
 hands in the reply, or says that there was none.
 """
 
+import logging
 import math
 import secrets
 import zlib
@@ -16,14 +17,15 @@ from sluicegate.pacing._counter import ClusterCounter
 from sluicegate.pacing._limiter import ClusterLimiter
 from sluicegate.pacing.learned_curve import LearnedCurve, Name
 from sluicegate.pacing.limiter_control import SETTLE_SYNCS, LimiterControl
+from sluicegate.pacing.retired_counters import RetiredCounters
 from sluicegate.pacing.schedule import Schedule
 from sluicegate.stores.store import (
     FOLD_AFTER,
-    KEEP_AFTER_END,
     CounterKey,
     CounterUpdate,
     SyncReply,
     SyncRequest,
+    check_updates,
 )
 
 __all__ = ["ClusterState", "Name", "PendingSync"]
@@ -32,7 +34,10 @@ _LIVE_SYNCS = 3.0  # missed syncs after which a node counts as gone
 _CALM = 600.0  # seconds of unbroken contact after which a node may say who is gone for good
 _SECOND_SYNC = 0.1  # of the interval, after the first
 _SHORTEST = 0.05  # of the interval: syncs are no closer than this
-_MOST_RETIRED = 10_000  # counters that were removed and may still come back
+# What odd numbers in one counter or limiter, or a fault of ours, may raise.
+_FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+log = logging.getLogger("sluicegate.pacing")
 
 
 class PendingSync(NamedTuple):
@@ -42,14 +47,7 @@ class PendingSync(NamedTuple):
     sent: float
     owners: list[ClusterCounter]  # of each update
     limiters: list[tuple[ClusterLimiter, LimiterControl, int]]  # with the place of its passes
-    retired: list[ClusterCounter]  # told for the last time
-
-
-class _Retired(NamedTuple):
-    """A counter that was removed. It is kept as long as the store has a total of it."""
-
-    counter: ClusterCounter
-    schedule: Schedule
+    retired: list[tuple[ClusterCounter, int]]  # told for the last time
 
 
 class ClusterState:
@@ -76,8 +74,8 @@ class ClusterState:
         self._is_asked_for = False
         self.curves: dict[Name, LearnedCurve] = {}  # of the limiters that learn one
         self._schedules: WeakKeyDictionary[ClusterCounter, Schedule] = WeakKeyDictionary()
-        self._retired: dict[tuple[object, ...], _Retired] = {}
-        self._untold: set[ClusterCounter] = set()  # of these, whose last counts are not told yet
+        self._retired = RetiredCounters()
+        self._faulty: set[tuple[object, ...]] = set()  # counters and limiters that failed, logged
         self._decay = decay
         self._heard_at = self._in_touch_since = math.inf
         self.knows_time = False  # the store has told it
@@ -99,34 +97,29 @@ class ClusterState:
         name, label_values = key
         span = schedule.at(self.clock.unix(self.clock.now()))
         identity = CounterKey(name, label_values, *span, schedule.period or 0.0).identity
-        retired = self._retired.pop(identity, None)
-        if retired is not None:
-            self._untold.discard(retired.counter)
-            if retired.schedule == schedule:
-                self._schedules[retired.counter] = schedule
-                return retired.counter
-            self._rename()  # the same name at the store, with days that begin elsewhere
+        found = self._retired.find(identity, schedule)
+        if found is not None:
+            self._schedules[found] = schedule
+            self._retired.take_back(identity, found)
+            return found
         counter = ClusterCounter(
             name, label_values, self.clock, schedule, turns_itself=turns_itself
         )
         self._schedules[counter] = schedule
+        self._retired.let_wait(identity, counter)
         return counter
 
     def retire(self, counters: Iterable[ClusterCounter]) -> None:
         """Sync counters once more, and then no longer."""
         now = self.clock.unix(self.clock.now())
         for counter in counters:
-            schedule = self._schedules.pop(counter, None)
-            if schedule is not None:
-                identity = counter._key(*counter.span).identity
-                self._retired[identity] = _Retired(counter, schedule)
-            self._untold.add(counter)
-        for identity, (counter, _) in list(self._retired.items()):
-            if 0.0 < counter.span[1] + KEEP_AFTER_END < now and counter not in self._untold:
-                del self._retired[identity]
-        if len(self._retired) > _MOST_RETIRED:
-            self._rename()  # a new writer has no totals that would have to go on
-            self._retired.clear()
+            self._retired.add(counter, self._schedules.get(counter), now)
+            self._schedules.pop(counter, None)
+
+    @property
+    def has_more_to_tell(self) -> bool:
+        """Whether counters were left out of the last request, which the next one may tell."""
+        return self._retired.has_waiting
 
     def end(self) -> None:
         """Let nothing pass any more."""
@@ -158,7 +151,7 @@ class ClusterState:
 
     def request(self, local: float, *, is_last: bool = False) -> PendingSync:
         """Everything this node has to tell. The last one gives its holds back."""
-        if local - self._heard_at > FOLD_AFTER / 2.0:
+        if self._retired.end_waits() or local - self._heard_at > FOLD_AFTER / 2.0:
             self._rename()
         self._last_sync = local
         self._is_asked_for = False
@@ -166,32 +159,15 @@ class ClusterState:
         if not self.knows_time and not is_last:
             # The first one only asks for the time: it decides which period is counted.
             return PendingSync(self._make_request(local, self.live_for, []), local, [], [], [])
-        updates: list[CounterUpdate] = []
-        owners: list[ClusterCounter] = []
-        limiters = []
-        for counter in list(self.counters.values()):
-            counter._measure(local, self.sync_interval, self._decay)
-            told = counter._updates()
-            updates += told
-            owners += [counter] * len(told)
-        next_sync = self.next_sync(local) if self._number == 2 else self._next_beat(local)
-        interval = next_sync - local
-        for limiter, control in list(self.limiters.values()):
-            limiter._turn_if_over()
-            for counter, told in control.updates(limiter, local, interval, self._decay):
-                updates += told
-                owners += [counter] * len(told)
-                if counter is limiter.passes:
-                    limiters.append((limiter, control, len(updates) - 1))
-        retired = list(self._untold)
-        for counter in [*retired, *self._curve_counters(local)]:
-            told = [update._replace(rate=0.0) for update in counter._updates()]
-            updates += told
-            owners += [counter] * len(told)
+        told = _Told()
+        self._tell_counters(told, local)
+        limiters = self._tell_limiters(told, local)
+        retired = self._tell_retired(told, local)
+        updates = told.updates
         if is_last:
             updates = [update._replace(rate=0.0, want=0.0) for update in updates]
         request = self._make_request(local, 0.0 if is_last else self.live_for, updates)
-        return PendingSync(request, local, owners, limiters, retired)
+        return PendingSync(request, local, told.owners, limiters, retired)
 
     def _make_request(
         self, local: float, live_for: float, updates: list[CounterUpdate]
@@ -229,11 +205,17 @@ class ClusterState:
         for owner, update, totals in zip(
             pending.owners, request.updates, reply.totals, strict=True
         ):
-            owner._receive(update, totals, local, self.nodes, self.live_for, keeps_share)
-        self._untold.difference_update(pending.retired)
+            try:
+                owner._receive(update, totals, local, self.nodes, self.live_for, keeps_share)
+            except _FAULTS:
+                self._log_fault(owner)
+        self._retired.told(pending.retired)
         for limiter, control, place in pending.limiters:
             update, totals = request.updates[place], reply.totals[place]
-            control.receive(limiter, update, totals, pending.sent, local)
+            try:
+                control.receive(limiter, update, totals, pending.sent, local)
+            except _FAULTS:
+                self._log_fault(limiter)
 
     def _begin_with_time(self, local: float) -> None:
         """The time is known now, and how many nodes there are; tell the counters next."""
@@ -251,8 +233,11 @@ class ClusterState:
         self._was_away = self._was_away or self.is_in_touch
         self._in_touch_since = math.inf
         for limiter, control in list(self.limiters.values()):
-            limiter._turn_if_over()
-            control.coast(limiter, local)
+            try:
+                limiter._turn_if_over()
+                control.coast(limiter, local)
+            except _FAULTS:
+                self._log_fault(limiter)
 
     def restart(self) -> None:
         """Be a new writer with nothing counted: a forked child, whose parent tells the rest."""
@@ -260,13 +245,13 @@ class ClusterState:
         for counter in self._all_counters():
             counter._restart()
         self._retired.clear()
-        self._untold.clear()
 
     def _rename(self) -> None:
-        """Be a new writer: after so long a silence the store may have forgotten this one."""
+        """Be a new writer, at the begin of a request: no answer to the earlier one may follow."""
         self._begin_as_new_writer()
         for counter in self._all_counters():
             counter._rename()
+        self._retired.forget_told()
 
     def _begin_as_new_writer(self) -> None:
         self._writer = f"{self.node_id}.{secrets.token_hex(8)}"
@@ -280,20 +265,92 @@ class ClusterState:
         self._since = 0.0  # the store's time of the last reply
 
     def _all_counters(self) -> list[ClusterCounter]:
-        counters = list(self.counters.values())
-        for limiter, _ in list(self.limiters.values()):
-            counters += limiter._counters
-        for curve in list(self.curves.values()):
-            counters += curve.counters()
-        return [*counters, *(retired.counter for retired in self._retired.values())]
+        """Those in use, those that are just being made included, and those that were removed."""
+        in_use = [reference() for reference in self._schedules.keyrefs()]
+        found = [counter for counter in in_use if counter is not None]
+        return list(dict.fromkeys([*found, *self._retired.counters()]))
+
+    def _tell_counters(self, told: "_Told", local: float) -> None:
+        for counter in list(self.counters.values()):
+            if self._retired.is_waiting(counter):
+                continue
+            try:
+                counter._measure(local, self.sync_interval, self._decay)
+                told.add([(counter, counter._updates())])
+            except _FAULTS:
+                self._log_fault(counter)
+
+    def _tell_limiters(
+        self, told: "_Told", local: float
+    ) -> list[tuple[ClusterLimiter, LimiterControl, int]]:
+        """Add the updates of all limiters; returns where those of their passes are."""
+        next_sync = self.next_sync(local) if self._number == 2 else self._next_beat(local)
+        limiters = []
+        for limiter, control in list(self.limiters.values()):
+            if any(map(self._retired.is_waiting, limiter._counters)):
+                continue
+            try:
+                limiter._turn_if_over()
+                told.add(control.updates(limiter, local, next_sync - local, self._decay))
+            except _FAULTS:
+                self._log_fault(limiter)
+            else:
+                limiters.append((limiter, control, told.last_place_of(limiter.passes)))
+        return limiters
+
+    def _tell_retired(self, told: "_Told", local: float) -> list[tuple[ClusterCounter, int]]:
+        """Add the hours of learned curves, and what was removed; returns the latter."""
+        in_use = set(told.owners)  # one may have been removed, or made again, since that was told
+        retired = [one for one in self._retired.untold() if one[0] not in in_use]
+        for counter in [*(counter for counter, _ in retired), *self._curve_counters(local)]:
+            try:
+                last = [update._replace(rate=0.0) for update in counter._updates()]
+                told.add([(counter, last)])
+            except _FAULTS:
+                self._log_fault(counter)
+        return retired
 
     def _curve_counters(self, local: float) -> list[ClusterCounter]:
         counters: list[ClusterCounter] = []
         for curve in list(self.curves.values()):
-            counters += curve.to_sync(local)
+            try:
+                counters += curve.to_sync(local)
+            except _FAULTS:
+                self._log_fault(curve.limiter)
         return counters
+
+    def _log_fault(self, part: ClusterCounter | ClusterLimiter) -> None:
+        """One counter or limiter failed: it is left out, and the others are synced. Logged once."""
+        key = (type(part).__name__, part.name, part.label_values)
+        if key not in self._faulty:
+            self._faulty.add(key)
+            log.exception("cluster %s: %s %r%s is left out of syncs", self.name, *key)
 
     def _next_beat(self, local: float) -> float:
         interval = self.sync_interval
         beat = (math.floor((local - self._phase) / interval) + 1) * interval + self._phase
         return beat if beat - local > 1e-3 * interval else beat + interval
+
+
+class _Told:
+    """The updates of a request, and whose they are."""
+
+    __slots__ = ("owners", "updates")
+
+    def __init__(self) -> None:
+        self.updates: list[CounterUpdate] = []
+        self.owners: list[ClusterCounter] = []
+
+    def add(self, told: list[tuple[ClusterCounter, list[CounterUpdate]]]) -> None:
+        """Add all of them, or none if the store would refuse one: it would refuse the request."""
+        for _, updates in told:
+            check_updates(updates)
+        for counter, updates in told:
+            self.updates += updates
+            self.owners += [counter] * len(updates)
+
+    def last_place_of(self, counter: ClusterCounter) -> int:
+        place = len(self.owners) - 1
+        while self.owners[place] is not counter:
+            place -= 1
+        return place

@@ -3,6 +3,7 @@
 import math
 
 __all__ = [
+    "check_between",
     "check_number",
     "check_positive",
     "check_text",
@@ -17,6 +18,16 @@ def check_positive(name: str, value: float) -> float:
     number = check_number(name, value)
     if not 0 < number < math.inf:
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+    return number
+
+
+def check_between(name: str, value: float, least: float, most: float) -> float:
+    """Return `value` as a float; it must be a number from `least` to `most`."""
+    number = check_number(name, value)
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not least <= number <= most:
+        raise ValueError(f"{name} must be from {least:g} to {most:g}, got {value!r}")
     return number
 
 

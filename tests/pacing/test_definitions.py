@@ -110,7 +110,7 @@ def test_a_limiter_of_go_that_happens_once_has_begin_end_and_completion() -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"RewardTarget": 0}, "target must be a finite number above 0, got 0"),
+        ({"RewardTarget": 0}, "target must be from 1e-06 to .*, got 0"),
         ({"RewardTarget": "many"}, "RewardTarget must be a number, got 'many'"),
         ({"PeriodInterval": -1}, "PeriodInterval must be nanoseconds >= 0, got -1"),
         ({"PeriodInterval": 0, "EndTime": "soon"}, "EndTime must be a time .* got 'soon'"),

@@ -127,7 +127,7 @@ class SlowStore(MemoryStore):
 
 
 def test_a_lock_that_a_sync_holds_is_not_left_behind_in_the_child(children: Children) -> None:
-    with Cluster(SlowStore(), sync_interval=0.001) as cluster:
+    with Cluster(SlowStore(), sync_interval=0.01) as cluster:
         hits = cluster.counter("hits")
 
         def child() -> None:
@@ -150,7 +150,7 @@ def test_a_fork_does_not_wait_for_a_store_that_hangs(children: Children) -> None
             release.wait(PATIENCE)
             return super().sync(request)
 
-    with Cluster(HangingStore(), sync_interval=0.001):
+    with Cluster(HangingStore(), sync_interval=0.01):
         begin = time.monotonic()
         child = children.start(lambda: os._exit(0))
         assert time.monotonic() - begin < PATIENCE / 2

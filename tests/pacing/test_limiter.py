@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -325,8 +326,31 @@ def test_never_more_than_the_target_passes(
         assert spent <= target * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("amount", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("amount", [0.0, -1.0, 1e-10, 1.1e15, math.nan, math.inf])
 def test_wrong_amounts_are_refused(amount: float) -> None:
     limiter = Cluster(MemoryStore()).limiter("ads", target=10, period=60)
-    with pytest.raises(ValueError, match="v must be a finite number above 0, got"):
+    with pytest.raises(ValueError, match="v must be a number from 1e-9 to 1e15, got"):
         limiter.take(amount)
+
+
+@pytest.mark.parametrize(
+    ("score", "kind", "message"),
+    [
+        ("x", TypeError, "score must be a number, got 'x'"),
+        (math.nan, ValueError, "score must be a number from -1e100 to 1e100, got nan"),
+        (math.inf, ValueError, "score must be a number from -1e100 to 1e100, got inf"),
+    ],
+)
+def test_wrong_scores_are_refused(score: Any, kind: type[Exception], message: str) -> None:
+    limiter = Cluster(MemoryStore()).limiter("ads", target=10, period=60, scored=True)
+    with pytest.raises(kind, match=message):
+        limiter.take(score=score)
+    assert limiter.requests.local_count == 0
+
+
+@pytest.mark.parametrize("target", [0, -1, 1e-7, 2e15, math.inf, math.nan])
+def test_a_target_out_of_bounds_is_refused(target: float) -> None:
+    limiter = Cluster(MemoryStore()).limiter("ads", target=10, period=60)
+    with pytest.raises(ValueError, match="target must be from 1e-06 to .* got"):
+        limiter.target = target
+    assert limiter.target == 10.0

@@ -76,7 +76,7 @@ def test_the_hour_of_the_day_is_that_of_the_timezone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"period": 0}, "period must be a finite number above 0, got 0"),
+        ({"period": 0}, "period must be from 0.001 to .*, got 0"),
         ({"period": 60, "begin": 1, "end": 2}, "either period or begin and end"),
         ({"begin": 1}, "begin and end go together, got begin=1 and end=None"),
         ({"begin": 2, "end": 2}, "begin must be before end, got 2 and 2"),

@@ -50,8 +50,8 @@ cdef class ClusterCounter:
 
     def add(self, double v=1.0):
         """Count `v`, once."""
-        if not 0.0 <= v < INFINITY:
-            raise ValueError(f"v must be a finite number >= 0, got {v!r}")
+        if not 0.0 <= v <= 1e15:
+            raise ValueError(f"v must be a number from 0 to 1e15, got {v!r}")
         if self._ends < INFINITY and self._clock.local() >= self._ends:
             self._turn_if_over()
         self._sum += v

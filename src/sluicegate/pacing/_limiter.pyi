@@ -7,7 +7,9 @@ from sluicegate.pacing._counter import ClusterCounter
 from sluicegate.pacing._score_window import ScoreWindow
 from sluicegate.pacing.limiter_control import LimiterControl
 
-__all__ = ["ClusterLimiter"]
+__all__ = ["TARGETS", "ClusterLimiter"]
+
+TARGETS: tuple[float, float]
 
 @disjoint_base
 class ClusterLimiter:

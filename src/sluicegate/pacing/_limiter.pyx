@@ -20,7 +20,11 @@ from sluicegate.pacing._cluster_clock cimport ClusterClock
 from sluicegate.pacing._counter cimport ClusterCounter
 from sluicegate.pacing._score_window cimport ScoreWindow
 
-__all__ = ["ClusterLimiter"]
+from sluicegate._validate import check_between, check_number
+
+__all__ = ["TARGETS", "ClusterLimiter"]
+
+TARGETS = (1e-6, 1e15)  # the least and the most
 
 cdef double _CUT_TOLERANCE = 0.005
 
@@ -75,8 +79,8 @@ cdef class ClusterLimiter:
 
     def reward(self, double v=1.0):
         """Note a reward: the target is reached in these."""
-        if not 0.0 <= v < INFINITY:
-            raise ValueError(f"v must be a finite number >= 0, got {v!r}")
+        if not 0.0 <= v <= 1e15:
+            raise ValueError(f"v must be a number from 0 to 1e15, got {v!r}")
         if self._clock.local() >= self._ends:
             self._turn_if_over()
         self.rewards.count(v)
@@ -84,8 +88,8 @@ cdef class ClusterLimiter:
     cdef bint _take(self, double v, score, bint is_rewarded) except -1:
         cdef double local, value = 0.0
         cdef bint passes
-        if not 0.0 < v < INFINITY:
-            raise ValueError(f"v must be a finite number above 0, got {v!r}")
+        if not 1e-9 <= v <= 1e15:
+            raise ValueError(f"v must be a number from 1e-9 to 1e15, got {v!r}")
         if self._scores is not None:
             value = self._check_score(score)
         elif score is not None:
@@ -143,9 +147,9 @@ cdef class ClusterLimiter:
         cdef double value
         if score is None:
             raise ValueError(f"{self.name!r} is scored: take and acquire need score=, got None")
-        value = score
-        if value != value:
-            raise ValueError(f"score must be a number, got {score!r}")
+        value = score if isinstance(score, (float, int)) else check_number("score", score)
+        if not -1e100 <= value <= 1e100:
+            raise ValueError(f"score must be a number from -1e100 to 1e100, got {score!r}")
         return value
 
     @property
@@ -155,7 +159,7 @@ cdef class ClusterLimiter:
 
     @target.setter
     def target(self, value):
-        self._control.steering.set_target(value)
+        self._control.steering.set_target(check_between("target", value, *TARGETS))
 
     @property
     def pass_rate(self):

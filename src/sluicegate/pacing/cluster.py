@@ -33,7 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack, cast
 
-from sluicegate._validate import check_number, check_positive, check_whole
+from sluicegate._validate import check_between, check_number, check_positive, check_whole
 from sluicegate.clock import Clock
 from sluicegate.errors import SluicegateError
 from sluicegate.pacing._cluster_clock import ClusterClock
@@ -89,7 +89,7 @@ class Cluster:
             check_name("name", name),
             _default_id() if node_id is None else check_name("node_id", node_id),
             self._clock,
-            check_positive("sync_interval", sync_interval),
+            check_between("sync_interval", sync_interval, 0.01, 3600.0),
             decay,
             check_whole("nodes", nodes, 1),
         )

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypedDict, cast
 
-from sluicegate._validate import check_number, check_positive, encode_utf8
+from sluicegate._validate import check_between, check_number, encode_utf8
+from sluicegate.pacing._limiter import TARGETS
 from sluicegate.pacing._score_window import ScoreWindow
 from sluicegate.pacing.line import check_curve
 from sluicegate.pacing.schedule import Schedule
@@ -75,12 +76,13 @@ class LimiterOptions:
         self._set("begin", schedule.begin)
         self._set("end", schedule.end)
         self._set("period", schedule.period)
-        for name in ("target", "reward_rate", "burst_interval"):
-            self._set(name, check_positive(name, getattr(self, name)))
-        self._set("reward_within", _between("reward_within", self.reward_within, 0.0, 1e9))
-        self._set("boost", _between("boost", self.boost, 1.0, 1e6))
-        self._set("explore", _between("explore", self.explore, 0.0, 1.0))
-        self._set("decay", _between("decay", self.decay, 0.0, 0.999))
+        self._set("target", check_between("target", self.target, *TARGETS))
+        self._set("reward_rate", check_between("reward_rate", self.reward_rate, 1e-9, 1e9))
+        self._set("burst_interval", check_between("burst_interval", self.burst_interval, 1e-3, 1e9))
+        self._set("reward_within", check_between("reward_within", self.reward_within, 0.0, 1e9))
+        self._set("boost", check_between("boost", self.boost, 1.0, 1e6))
+        self._set("explore", check_between("explore", self.explore, 0.0, 1.0))
+        self._set("decay", check_between("decay", self.decay, 0.0, 0.999))
         self._check_reserve(schedule)
         if not isinstance(self.scored, bool):
             raise TypeError(f"scored must be True or False, got {self.scored!r}")
@@ -145,10 +147,3 @@ def check_name(what: str, name: str) -> str:
     if len(encode_utf8(what, name)) > _LONGEST_NAME:
         raise ValueError(f"{what} must have at most {_LONGEST_NAME} bytes of UTF-8, got {name!r}")
     return name
-
-
-def _between(name: str, value: float, least: float, most: float) -> float:
-    number = check_number(name, value)
-    if not least <= number <= most:
-        raise ValueError(f"{name} must be from {least:g} to {most:g}, got {value!r}")
-    return number

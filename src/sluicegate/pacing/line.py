@@ -79,6 +79,8 @@ def check_curve(curve: Sequence[float]) -> tuple[float, ...]:
     if isinstance(curve, str) or not isinstance(curve, Sequence) or len(curve) != 24:
         raise ValueError(f"curve must be 24 weights, one for each hour of the day, got {curve!r}")
     weights = tuple(check_number("curve", weight) for weight in curve)
-    if not all(0.0 <= weight < math.inf for weight in weights) or not any(weights):
-        raise ValueError(f"curve must be 24 finite weights >= 0, not all of them 0, got {curve!r}")
+    if not all(0.0 <= weight <= 1e9 for weight in weights) or not any(weights):
+        raise ValueError(
+            f"curve must be 24 weights from 0 to 1e9, not all of them 0, got {curve!r}"
+        )
     return weights

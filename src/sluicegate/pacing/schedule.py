@@ -12,11 +12,12 @@ from datetime import date, datetime, timedelta
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from sluicegate._validate import check_number, check_positive
+from sluicegate._validate import check_between, check_number
 
 __all__ = ["Schedule", "Span"]
 
 _DAY = 86_400
+_PERIODS = (0.001, 100 * 366 * _DAY)  # seconds
 
 
 class Span(NamedTuple):
@@ -42,7 +43,7 @@ class Schedule:
             raise ValueError(f"begin and end go together, got begin={begin!r} and end={end!r}")
         if period is not None and begin is not None:
             raise ValueError(f"either period or begin and end, got {period!r} as well as {begin!r}")
-        self.period = None if period is None else check_positive("period", period)
+        self.period = None if period is None else check_between("period", period, *_PERIODS)
         self.begin = None if begin is None else _seconds("begin", begin)
         self.end = None if end is None else _seconds("end", end)
         if self.begin is not None and self.end is not None and not self.begin < self.end:
@@ -106,6 +107,8 @@ class Schedule:
 
 
 def _zone(name: str | None) -> ZoneInfo:
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"timezone must be a name such as 'Europe/Berlin', got {name!r}")
     try:
         return ZoneInfo("UTC" if name is None else name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

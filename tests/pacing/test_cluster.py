@@ -7,6 +7,7 @@ import math
 import threading
 import weakref
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,9 @@ def drive(clock: ManualClock, seconds: float, *clusters: Cluster) -> None:
     ("arguments", "message"),
     [
         ({"store": None}, "store must be a MemoryStore.*None"),
+        ({"store": MemoryStore}, "store must be a MemoryStore\\(\\).*<class"),
+        ({"store": SimpleNamespace(sync=print)}, "methods sync\\(\\) and close\\(\\)"),
+        ({"name": "a{b}"}, "name must not contain braces.* got 'a{b}'"),
         ({"name": ""}, "name must not be empty, got ''"),
         ({"name": 3}, "name must be a str, got 3"),
         ({"name": "x" * 201}, "name must have at most 200 bytes"),

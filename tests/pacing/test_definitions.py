@@ -351,3 +351,113 @@ def test_a_file_that_is_empty_for_a_moment_changes_nothing(tmp_path: Path) -> No
     assert cluster.load(file) == (f"{file} is empty: the last definitions are used",)
     clock.advance(1.0)
     assert cluster.limiters["a"].acquire()
+
+
+def test_a_name_that_the_program_removed_is_made_again(cluster: Cluster, file: Path) -> None:
+    write(file, TWO)
+    cluster.load(file)
+    ads = cluster.limiters["ads"]
+    cluster.remove("ads")
+    assert cluster.load(file) == ()
+    assert cluster.limiters["ads"] is ads
+    cluster.remove("ads")
+    write(file, TWO.partition('[[limiter]]\nname = "mail"')[2], age=9)  # the entry is gone as well
+    cluster.load(file)
+    assert "ads" not in cluster.limiters
+
+
+def test_a_name_that_the_program_removed_and_took_is_its_own(cluster: Cluster, file: Path) -> None:
+    write(file, TWO)
+    cluster.load(file)
+    cluster.remove("ads")
+    mine = cluster.limiter("ads", target=7, period=60)
+    (problem,) = cluster.load(file)
+    assert "the program, or another file, has defined this name" in problem
+    assert (cluster.limiters["ads"], mine.target) == (mine, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("target = true\nperiod = 60", "target must be a number, got True"),
+        ("target = 1\nperiod = true", "period must be a number, got True"),
+        (f"target = 1{'0' * 400}\nperiod = 60", "target must be a finite number, got 1000"),
+        ("target = 1\nperiod = 60\ntimezone = 5", "timezone must be a name .* got 5"),
+        (f"target = 0x{'f' * 5000}\nperiod = 60", "digits"),
+    ],
+)
+def test_an_odd_value_is_a_bad_entry(
+    cluster: Cluster, file: Path, entry: str, message: str
+) -> None:
+    write(file, TWO + '[[limiter]]\nname = "x"\n' + entry)
+    (problem,) = cluster.load(file)
+    with pytest.raises(ValueError, match=message):
+        raise ValueError(problem)
+    assert cluster.limiters.keys() == {"ads", "mail"}
+
+
+def test_an_odd_number_in_json_is_a_bad_entry() -> None:
+    entries, _ = read_json(json.dumps([GO | {"PeriodInterval": 10**400}]))
+    assert isinstance(entries[0][1], str)
+
+
+@pytest.mark.parametrize("error", [OverflowError("too large"), TypeError("odd")])
+def test_an_entry_that_cannot_be_made_is_a_bad_entry(
+    cluster: Cluster, file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    make = cluster._registry._make_limiter
+
+    def fail(key: Any, options: LimiterOptions) -> Any:
+        if key[0] == "ads":
+            raise error
+        return make(key, options)
+
+    monkeypatch.setattr(cluster._registry, "_make_limiter", fail)
+    write(file, TWO)
+    assert cluster.load(file) == (f"{file}: limiter 'ads': {error}",)
+    assert cluster.limiters.keys() == {"mail"}
+    monkeypatch.undo()
+    assert cluster.load(file) == ()
+
+
+def test_a_first_load_that_fails_leaves_nothing(
+    cluster: Cluster, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = cluster._registry._make_limiter
+
+    def fail(key: Any, options: LimiterOptions) -> Any:
+        if key[0] == "mail":
+            raise MemoryError
+        return make(key, options)
+
+    monkeypatch.setattr(cluster._registry, "_make_limiter", fail)
+    write(file, TWO)
+    with pytest.raises(MemoryError):
+        cluster.load(file)
+    assert cluster.limiters == {}
+    monkeypatch.undo()
+    assert cluster.load(file) == ()
+    assert cluster.limiters.keys() == {"ads", "mail"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", "x = " + "[" * 20_000),
+        ("a.toml", f"x = 1{'0' * 5000}"),
+        ("a.toml", f"limiter = 0x{'f' * 5000}"),
+        ("a.json", "[" * 200_000),
+    ],
+)
+def test_a_file_too_deep_or_with_too_large_numbers_is_a_config_error(
+    cluster: Cluster, tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=name):
+        cluster.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("path", [5, None, b"limiters.toml"])
+def test_a_path_that_is_none_is_refused(cluster: Cluster, path: Any) -> None:
+    with pytest.raises(TypeError, match=f"path must be a str or a path, got {path!r}"):
+        cluster.load(path)

@@ -97,3 +97,51 @@ def test_a_removed_family_takes_its_members_with_it(cluster: Cluster) -> None:
     assert cluster.status().limiters == 0
     with pytest.raises(KeyError, match="the family 'ads' was removed"):
         ads.labels("fr")
+
+
+def test_an_old_family_makes_no_members_of_a_new_definition(cluster: Cluster) -> None:
+    old = cluster.counter_family("hits", labels=["country"])
+    cluster.remove("hits")
+    cluster.limiter_family("hits", labels=["country"], target=5, period=60)
+    with pytest.raises(KeyError, match="the family 'hits' was removed"):
+        old.labels("de")
+
+
+def test_a_closed_cluster_makes_no_members(cluster: Cluster) -> None:
+    hits = cluster.counter_family("hits", labels=["country"])
+    german = hits.labels("de")
+    cluster.close()
+    assert hits.labels("de") is german
+    with pytest.raises(RuntimeError, match="is closed"):
+        hits.labels("fr")
+
+
+def test_a_label_may_be_named_self(cluster: Cluster) -> None:
+    hits = cluster.counter_family("hits", labels=["self"])
+    assert hits.labels(self="x") is hits.labels("x")
+
+
+def test_a_label_value_without_a_hash_is_named(cluster: Cluster) -> None:
+    hits = cluster.counter_family("hits", labels=["a", "b"])
+    with pytest.raises(TypeError, match="b must be a str, got \\['l'\\]"):
+        hits.labels("x", ["l"])  # type: ignore[arg-type]
+
+
+def test_a_limiter_that_cannot_be_made_leaves_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ads = cluster.limiter("ads", target=5, period=60)
+    ads.reward(3)
+    cluster.sync()
+    cluster.remove("ads")
+    cluster.sync()
+
+    def fail(*_: object) -> None:
+        raise OverflowError("too large")
+
+    with monkeypatch.context() as patch, pytest.raises(OverflowError):
+        patch.setattr(cluster._registry, "_start", fail)
+        cluster.limiter("ads", target=5, period=60)
+    assert cluster.limiters == {}
+    again = cluster.limiter("ads", target=6, period=60)  # the name is free
+    assert again.rewards.local() == 3.0

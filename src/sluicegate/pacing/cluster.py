@@ -76,24 +76,21 @@ class Cluster:
         nodes: int = 1,
         clock: Clock | None = None,
     ) -> None:
-        if not callable(getattr(store, "sync", None)):
-            raise TypeError(
-                f"store must be a MemoryStore, a RedisStore or have a method sync(), got {store!r}"
-            )
+        _check_store(store)
         if not 0.0 <= check_number("decay", decay) < 1.0:
             raise ValueError(f"decay must be from 0 to less than 1, got {decay!r}")
         self._has_own_id = node_id is not None
         self._store = store
         self._clock = ClusterClock(clock)
         self.state = ClusterState(
-            check_name("name", name),
+            _check_cluster_name(name),
             _default_id() if node_id is None else check_name("node_id", node_id),
             self._clock,
             check_between("sync_interval", sync_interval, 0.01, 3600.0),
             decay,
             check_whole("nodes", nodes, 1),
         )
-        self._registry = Registry(self.state)
+        self._registry = Registry(self.state, self._check_open)
         self._files: dict[Path, DefinitionsFile] = {}
         self._thread: SyncThread | None = None
         self._is_closed = False
@@ -187,11 +184,17 @@ class Cluster:
         was not loaded before cannot be read at all.
         """
         self._check_open()
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"path must be a str or a path, got {path!r}")
         where = Path(path).absolute()
         file = self._files.get(where)
         if file is None:
             file = DefinitionsFile(where, self._registry)
-            file.read()
+            try:
+                file.read()
+            except BaseException:
+                file.remove_all()
+                raise
             self._files[where] = file
         else:
             file.reload()
@@ -384,6 +387,24 @@ class Cluster:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "started" if self._thread else "not started"
         return f"Cluster({self._store!r}, {self.name!r}, node_id={self.node_id!r}, {state})"
+
+
+def _check_store(store: Store) -> None:
+    methods = (getattr(store, name, None) for name in ("sync", "close"))
+    if isinstance(store, type) or not all(map(callable, methods)):
+        raise TypeError(
+            "store must be a MemoryStore(), a RedisStore(url) or have methods sync() and close(), "
+            f"got {store!r}"
+        )
+
+
+def _check_cluster_name(name: str) -> str:
+    check_name("name", name)
+    if "{" in name or "}" in name:
+        raise ValueError(
+            f"name must not contain braces, which mark the hash tag of a key in Redis, got {name!r}"
+        )
+    return name
 
 
 def _default_id() -> str:

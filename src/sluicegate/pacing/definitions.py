@@ -36,6 +36,8 @@ _REST = 0.05  # seconds without a change after which a file is believed to be wh
 _MAX_BYTES = 16 << 20
 _NANOSECONDS = 1e9  # in a second
 _UNSET_YEAR = 1  # Go's zero time
+# What wrong, huge or deeply nested values raise.
+_BAD_VALUES = (ValueError, TypeError, ArithmeticError, RecursionError)
 
 log = logging.getLogger("sluicegate.pacing")
 
@@ -49,7 +51,7 @@ class DefinitionsFile:
         self.path = path
         self.problems: tuple[str, ...] = ()
         self._registry = registry
-        self._names: set[str] = set()
+        self._limiters: dict[str, ClusterLimiter] = {}  # in force
         self._removed: dict[str, ClusterLimiter] = {}
         self._read_version: object = None
 
@@ -88,47 +90,65 @@ class DefinitionsFile:
             entries, problems = read(data.decode("utf-8-sig"))
         except UnicodeDecodeError as error:
             raise ConfigError(f"{self.path} must be UTF-8: {error}") from None
-        except ConfigError as error:
+        except (ConfigError, *_BAD_VALUES) as error:
             raise ConfigError(f"{self.path}: {error}") from None
-        if self._names and not entries and not problems:
+        if self._limiters and not entries and not problems:
             # A file that is being written is empty for a moment. To remove limiters, name one.
             raise ConfigError(f"{self.path} is empty: the last definitions are used")
         self._apply(entries, problems)
 
+    def remove_all(self) -> None:
+        """Remove what was made from it."""
+        for name in list(self._limiters):
+            self._remove(name)
+
     def _apply(self, entries: list[Entry], problems: list[str]) -> None:
         has_nameless = bool(problems)  # one of these may be any of those that are missing
         named: set[str] = set()
+        self._notice_removals()
         for name, options in entries:
             problem = self._define(name, options, named)
             named.add(name)
             if problem is not None:
                 problems.append(f"limiter {name!r}: {problem}")
-        for name in () if has_nameless else self._names - named:
-            self._removed[name] = self._registry.limiter_named(name)
-            self._registry.remove(name)
-            self._names.discard(name)
+        for name in () if has_nameless else self._limiters.keys() - named:
+            self._remove(name)
             log.info("%s: limiter %r is gone, and lets nothing pass any more", self.path, name)
         self._complain(tuple(f"{self.path}: {problem}" for problem in problems))
+
+    def _notice_removals(self) -> None:
+        """The program may have removed limiters, and may have made others of their names."""
+        for name, limiter in list(self._limiters.items()):
+            if self._registry.find_limiter(name) is not limiter:
+                self._removed[name] = self._limiters.pop(name)
+
+    def _remove(self, name: str) -> None:
+        self._removed[name] = self._limiters.pop(name)
+        self._registry.remove(name)
 
     def _define(self, name: str, options: LimiterOptions | str, named: set[str]) -> str | None:
         """Make or change a limiter; returns what is wrong."""
         if name in named:
             return "the name occurs twice; the first one is used"
         if isinstance(options, str):
-            return f"{options}; the last good version is used" if name in self._names else options
+            return (
+                f"{options}; the last good version is used" if name in self._limiters else options
+            )
         try:
-            if name not in self._names:
+            if name not in self._limiters:
                 if name in self._registry:
                     return "the program, or another file, has defined this name"
                 if name in self._removed:  # whoever has the object goes on with it
-                    self._registry.revive(self._removed.pop(name), options)
+                    limiter = self._removed[name]
+                    self._registry.revive(limiter, options)
+                    del self._removed[name]
                 else:
-                    self._registry.limiter(name, options)
-                self._names.add(name)
+                    limiter = self._registry.limiter(name, options)
+                self._limiters[name] = limiter
                 log.info("%s: limiter %r: target %g", self.path, name, options.target)
             else:
                 self._registry.redefine(name, options)
-        except ValueError as error:
+        except _BAD_VALUES as error:
             return str(error)
         return None
 
@@ -143,7 +163,7 @@ def read_toml(text: str) -> tuple[list[Entry], list[str]]:
     """The entries of a TOML file, and what is wrong with those that have no name."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except _BAD_VALUES as error:
         raise ConfigError(f"not valid TOML: {error}") from None
     tables = document.pop("limiter", [])
     if document:
@@ -157,7 +177,7 @@ def read_json(text: str) -> tuple[list[Entry], list[str]]:
     """The entries of a file of go-cluster-limiter, and what is wrong with nameless ones."""
     try:
         tables = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except _BAD_VALUES as error:
         raise ConfigError(f"not valid JSON: {error}") from None
     if not isinstance(tables, list):
         raise ConfigError(f"expected a list of objects, got {tables!r:.100}")
@@ -176,7 +196,7 @@ def _read_entries(
             continue
         try:
             entries.append((name, convert(table)))
-        except (ValueError, TypeError) as error:
+        except _BAD_VALUES as error:
             entries.append((name, str(error)))
     return entries, problems
 

@@ -1,6 +1,7 @@
 """`Registry`: the counters and limiters of a cluster by name. No I/O, no threads."""
 
 import threading
+from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
 from sluicegate.errors import TableFull
@@ -37,10 +38,13 @@ class Family(Generic[Member]):
         self._registry = registry
         self._members: dict[tuple[str, ...], Member] = {}
 
-    def labels(self, *values: str, **named: str) -> Member:
+    def labels(self, /, *values: str, **named: str) -> Member:
         """The member with these label values, in order or by name; made at its first use."""
         key = self._in_order(values, named) if named else values
-        member = self._members.get(key)
+        try:
+            member = self._members.get(key)
+        except TypeError:  # a list, for one, has no hash; what is wrong is said below
+            member = None
         return self._add(key) if member is None else member
 
     def members(self) -> list[Member]:
@@ -74,7 +78,7 @@ class Family(Generic[Member]):
                         f"{self.name!r} has its {self.max_members} members (max_members) already, "
                         f"no room for {key!r}"
                     )
-                member = self._registry.make_member(self.name, key)
+                member = self._registry.make_member(self, key)
                 self._members[key] = cast(Member, member)
             return self._members[key]
 
@@ -107,21 +111,28 @@ class Definition:
 class Registry:
     """Makes, changes and removes what a `ClusterState` syncs."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(
+        self, state: ClusterState, check_open: Callable[[], object] = lambda: None
+    ) -> None:
         self.lock = threading.RLock()
         self._state = state
+        self._check_open = check_open  # raises once the cluster is closed
         self._definitions: dict[str, Definition] = {}
 
     def counter(self, name: str, schedule: Schedule) -> ClusterCounter:
         with self.lock:
-            if self._define(name, Definition(schedule)):
-                return self._make_counter((name, ()), schedule)
+            definition = Definition(schedule)
+            if self._is_new(name, definition):
+                self._make_counter((name, ()), schedule)
+                self._definitions[name] = definition
             return self._state.counters[name, ()]
 
     def limiter(self, name: str, options: LimiterOptions) -> ClusterLimiter:
         with self.lock:
-            if self._define(name, Definition(options)):
-                return self._make_limiter((name, ()), options)
+            definition = Definition(options)
+            if self._is_new(name, definition):
+                self._make_limiter((name, ()), options)
+                self._definitions[name] = definition
             return self._state.limiters[name, ()][0]
 
     def family(
@@ -133,8 +144,9 @@ class Registry:
     ) -> Family[ClusterCounter] | Family[ClusterLimiter]:
         with self.lock:
             definition = Definition(options, _label_names(labels), max_members)
-            if self._define(name, definition):
+            if self._is_new(name, definition):
                 definition.family = Family(self, name, definition.label_names, max_members)
+                self._definitions[name] = definition
             family = self._definitions[name].family
             assert family is not None
             return family
@@ -145,31 +157,39 @@ class Registry:
             definition = self._definitions[name]
             if definition.options == options:
                 return
-            before, definition.options = definition.options, options
+            before = definition.options
             assert isinstance(before, LimiterOptions)
             limiter, control = self._state.limiters[name, ()]
             if _without_target(before) == _without_target(options):
                 limiter.target = options.target
+                definition.options = options
                 return
-            control.is_over = True
             counters = limiter._counters
             schedule = options.schedule()
+            self._control(options, schedule)  # it raises, if ever, before anything is changed
+            control.is_over = True
             if before.schedule() != schedule or before.scored != options.scored:
                 self._state.retire(counters)
                 counters = self._limiter_counters((name, ()), schedule, is_scored=options.scored)
+            definition.options = options
             self._equip(limiter, options, counters)
 
-    def limiter_named(self, name: str) -> ClusterLimiter:
-        return self._state.limiters[name, ()][0]
+    def find_limiter(self, name: str) -> ClusterLimiter | None:
+        """The limiter of a name, without labels."""
+        found = self._state.limiters.get((name, ()))
+        return None if found is None else found[0]
 
     def revive(self, limiter: ClusterLimiter, options: LimiterOptions) -> None:
         """Let a limiter that was removed go on, with a new definition."""
         key = (limiter.name, limiter.label_values)
         with self.lock:
-            if self._define(limiter.name, Definition(options)):
+            definition = Definition(options)
+            if self._is_new(limiter.name, definition):
                 schedule = options.schedule()
+                self._control(options, schedule)
                 counters = self._limiter_counters(key, schedule, is_scored=options.scored)
                 self._equip(limiter, options, counters)
+                self._definitions[limiter.name] = definition
 
     def __contains__(self, name: str) -> bool:
         return name in self._definitions
@@ -190,11 +210,13 @@ class Registry:
                 self._drop_curve(key)
 
     def make_member(
-        self, name: str, label_values: tuple[str, ...]
+        self, family: "Family[Member]", label_values: tuple[str, ...]
     ) -> ClusterCounter | ClusterLimiter:
         """A new member of a family."""
+        self._check_open()
+        name = family.name
         definition = self._definitions.get(name)
-        if definition is None:
+        if definition is None or definition.family is not family:
             raise KeyError(f"the family {name!r} was removed")
         if isinstance(definition.options, Schedule):
             return self._make_counter((name, label_values), definition.options)
@@ -215,20 +237,20 @@ class Registry:
             if definition is not None and isinstance(definition.options, LimiterOptions):
                 self._equip(limiter, definition.options, limiter._counters)
 
-    def _define(self, name: str, definition: Definition) -> bool:
-        """Whether the name is new. Raises if it is another definition's."""
+    def _is_new(self, name: str, definition: Definition) -> bool:
+        """Whether the name is free. Raises if it is another definition's."""
         check_name("name", name)
         if name.endswith(tuple(f":{kind}" for kind in OWN_COUNTERS)):
             raise ValueError(
                 f"name must not end with :{', :'.join(OWN_COUNTERS)}, as the counters of a limiter "
                 f"do, got {name!r}"
             )
-        known = self._definitions.setdefault(name, definition)
-        if not known.same_as(definition):
+        known = self._definitions.get(name)
+        if known is not None and not known.same_as(definition):
             raise ValueError(
                 f"{name!r} is defined already, as {known!r}: remove it first, got {definition!r}"
             )
-        return known is definition
+        return known is None
 
     def _make_counter(self, key: Name, schedule: Schedule) -> ClusterCounter:
         counter = self._state.own_counter(key, schedule)
@@ -237,12 +259,17 @@ class Registry:
 
     def _make_limiter(self, key: Name, options: LimiterOptions) -> ClusterLimiter:
         schedule = options.schedule()
-        counters = self._limiter_counters(key, schedule, is_scored=options.scored)
         control = self._control(options, schedule)
-        limiter = ClusterLimiter(
-            *key, self._state.clock, control, options.scores(), options.explore, counters
-        )
-        self._start(key, limiter, control, options)
+        counters = self._limiter_counters(key, schedule, is_scored=options.scored)
+        try:
+            limiter = ClusterLimiter(
+                *key, self._state.clock, control, options.scores(), options.explore, counters
+            )
+            self._start(key, limiter, control, options)
+        except BaseException:
+            self._drop_curve(key)
+            self._state.retire(counters)  # one that was here before may have more to tell
+            raise
         return limiter
 
     def _equip(

@@ -74,6 +74,9 @@ def test_tls_checks_the_certificate_unless_told_not_to() -> None:
         ("unix+cluster:///run/x", "url must start with"),
         ("redis+sentinel://host", "must name a service"),
         ("redis+cluster://host/3", "database must be 0 for a Redis cluster, got 3"),
+        ("redis://host/abc", "database in the Redis URL must be a number, .* got 'abc'"),
+        ("redis+sentinel://host/service/x", "database in the Redis URL must be a number"),
+        ("redis://user:1/secret@host", "must be a number, as in redis://host/0, got another text"),
         ("redis://host?nonsense=1", "invalid query in the Redis URL"),
     ],
 )

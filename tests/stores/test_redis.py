@@ -167,6 +167,10 @@ def test_a_forked_child_syncs_on_connections_of_its_own(
 def test_wrong_arguments_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="layout must be 'sluicegate' or 'go', got 'java'"):
         RedisStore("redis://localhost", layout="java")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="prefix must be encodable as UTF-8, got"):
+        RedisStore("redis://localhost", "\ud800")
+    with pytest.raises(ValueError, match="database in the Redis URL must be a number.* got 'abc'"):
+        RedisStore("redis://localhost/abc")
     with pytest.raises(TypeError, match="prefix must be a str, got 7"):
         RedisStore("redis://localhost", 7)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="prefix must not contain braces.*got 'a{'"):
@@ -186,3 +190,13 @@ def test_a_cluster_name_with_braces_is_refused(connect: Connect, cluster: str) -
 def test_a_name_that_is_not_text_is_refused(connect: Connect) -> None:
     with pytest.raises(ValueError, match="must be encodable as UTF-8"):
         Writer(connect(), "a").tell(ALWAYS._replace(name="\ud800"), 1.0)
+
+
+def test_a_missing_password_is_named(redis_server: RedisServer, connect: Connect) -> None:
+    client = redis_server.client
+    client.config_set("requirepass", "secret")
+    try:
+        with pytest.raises(Unavailable, match="Redis needs a password"):
+            Writer(connect(), "a").tell(ALWAYS, 1.0)
+    finally:
+        client.config_set("requirepass", "")  # this connection was there before

@@ -77,6 +77,8 @@ def parse_address(url: str) -> Address:
     parsed = [
         _parse_one(f"{match['scheme']}://{match['login'] or ''}{host}{rest}") for host in hosts
     ]
+    if match["scheme"] != "unix":
+        _check_database(rest)
     port = _PORTS[kind]
     endpoints = tuple(
         Endpoint(one.path, 0)
@@ -115,6 +117,18 @@ def _parse_one(url: str) -> Any:
         return one
     except (TypeError, redis.RedisError) as error:
         raise ValueError(f"invalid query in the Redis URL: {error}") from None
+
+
+def _check_database(rest: str) -> None:
+    """Raise if the path is no number: redis-py would take database 0."""
+    path = re.split("[?#]", rest, maxsplit=1)[0].strip("/")
+    if path and not (path.isascii() and path.isdigit()):
+        # With an @ it may be a piece of the password.
+        found = "another text" if "@" in rest else repr(path)
+        raise ValueError(
+            f"database in the Redis URL must be a number, as in redis://host/0, got {found}; / in "
+            "the password must be written as %2F"
+        )
 
 
 def _has_port(host: str) -> bool:

@@ -20,9 +20,12 @@ class ErrorReply(Unavailable):
     """Redis answered with an error; `code` is its first word, such as LOADING or MOVED."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"Redis error: {message}")
         self.message = message
         self.code = message.partition(" ")[0]
+        # A long command is refused for its length, before Redis looks at what it is.
+        is_locked = self.code == "NOAUTH" or "unauthenticated" in message
+        what = "Redis needs a password (NOAUTH)" if is_locked else "Redis error"
+        super().__init__(f"{what}: {message}")
 
     @property
     def is_of_replica(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal
 
-from sluicegate._validate import check_positive
+from sluicegate._validate import check_positive, encode_utf8
 from sluicegate.errors import ProtocolError
 from sluicegate.redis_client import ErrorReply, RedisPool, pack
 from sluicegate.stores.redis_keys import GoKeys, KeyNames, OwnKeys
@@ -59,6 +59,8 @@ class RedisStore:
             raise ValueError(f"layout must be 'sluicegate' or 'go', got {layout!r}")
         if not isinstance(prefix, str):
             raise TypeError(f"prefix must be a str, got {prefix!r}")
+        if prefix:
+            encode_utf8("prefix", prefix)
         self._timeout = check_positive("timeout", timeout)
         self._names: KeyNames = GoKeys(prefix) if layout == "go" else OwnKeys(prefix)
         self._known: dict[tuple[str, CounterKey], bytes] = {}

@@ -5,6 +5,7 @@ elsewhere, dark or light as the reader's system is.
 """
 
 import html
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,6 +23,7 @@ __all__ = [
     "event_lines",
     "figures_table",
     "frame",
+    "plain_style",
     "scales",
     "x_at",
     "y_at",
@@ -67,6 +69,13 @@ th { color: var(--dim); } td:first-child, th:first-child { text-align: left; }
 .reward { stroke: var(--classic); stroke-width: 1.4; fill: none; }
 .key { display: inline-block; width: 1.6em; height: .7em; margin: 0 .35em 0 1em; }
 """
+
+
+def plain_style() -> str:
+    """The light colours, without variables: for pictures outside of a page."""
+    colours = dict(re.findall(r"--(\w+): (#\w+)", STYLE[: STYLE.index("@media")]))
+    rules = STYLE[STYLE.index("svg {") :]
+    return re.sub(r"var\(--(\w+)\)", lambda found: colours[found[1]], rules)
 
 
 def document(title: str, parts: Sequence[str]) -> str:

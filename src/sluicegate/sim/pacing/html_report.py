@@ -14,13 +14,13 @@ from sluicegate.sim.chart import (
     BOTTOM,
     HEIGHT,
     LEFT,
-    STYLE,
     WIDTH,
     contents,
     document,
     event_lines,
     figures_table,
     frame,
+    plain_style,
     scales,
     x_at,
     y_at,
@@ -58,8 +58,8 @@ def picture(result: Result) -> str:
     height = HEIGHT + _CAPTION
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {3 * height}" '
-        f'font-family="system-ui, sans-serif"><style>{STYLE}</style>',
-        f'<rect width="{WIDTH}" height="{3 * height}" style="fill: var(--ground)"/>',
+        f'font-family="system-ui, sans-serif"><style>{plain_style()}</style>',
+        f'<rect width="{WIDTH}" height="{3 * height}" fill="#fff"/>',
     ]
     for number, panel in enumerate(_panels(result)):
         text = f'<text x="{LEFT}" y="{HEIGHT + 12}">{html.escape(panel.caption)}</text>'

@@ -98,7 +98,7 @@ class PacingScenario:
         """What happens in the course of the run, in order of time."""
         found = [(event.at, str(event)) for event in self.events]
         for change in self.shape.changes:
-            more = f"traffic x {change.load:g}" if change.load != 1.0 else "usual traffic"
+            more = f"traffic x {change.load:g}" if change.load != 1.0 else "all traffic"
             where = "" if change.nodes is None else f" on {len(change.nodes)} of the nodes"
             found.append((change.at, more + where))
         for begin, end in self.link.outages:

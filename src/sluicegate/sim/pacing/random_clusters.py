@@ -75,9 +75,9 @@ REGIMES = {
     ),
     "store away": Regime(
         "no sync is answered for a while",
-        Bounds(0.05, 0.35, 0.95),
+        Bounds(0.05, 0.35, 1.0),
         0.25,
-        Bounds(0.02, 0.15, 0.5),
+        Bounds(0.02, 0.15, 0.6),
     ),
     "nodes come and go": Regime(
         "nodes join, leave, crash and restart",
@@ -88,19 +88,19 @@ REGIMES = {
     "late rewards": Regime(
         "rewards of a part of the passes, or later",
         Bounds(0.06, 0.3, 0.75),
-        0.1,
+        0.15,
         Bounds(0.02, 0.15, 0.3),
     ),
     "few syncs": Regime(
         "a period of less than ten syncs",
-        Bounds(0.03, 0.55, 0.95),
+        Bounds(0.03, 0.55, 1.0),
         0.0,
-        Bounds(0.02, 0.25, 0.5),
+        Bounds(0.02, 0.25, 0.6),
     ),
     "thin": Regime(
         "the target allows less than two requests per node and sync",
         Bounds(0.01, 0.2, 0.65),
-        0.02,
+        0.0,
         Bounds(0.01, 0.1, 0.35),
     ),
     "scarce": Regime(

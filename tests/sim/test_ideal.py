@@ -185,6 +185,22 @@ def test_the_shortfall_is_negative_where_more_passed() -> None:
     assert beside.excess() == pytest.approx(3.0)
 
 
+def test_late_costs_count_as_far_as_the_refill_has_paid_for_them() -> None:
+    """Who meets the one expensive request is chance; both sides have spent all of the refill."""
+    timeline = [  # (time, cost, admitted by the ideal, by the cluster), of 10 per second
+        (0.0, 30.0, 1, 1),  # before the warm-up: a debt of 20, which is paid after it
+        (2.1, 1.0, 1, 1),
+        (9.0, 200.0, 1, 0),  # the ideal owes 180 at the end
+        (9.0, 10.0, 0, 1),
+    ]
+    beside = comparison((0.0, entry(1.0, requests=10.0)), warm_up=0.5)
+    for time, cost, ideally, really in timeline:
+        assert beside.offered(time, {"requests": cost}, 1, {"requests": 1.0}) == ideally
+        beside.admitted(time, time, {"requests": cost}, really)
+    # The ideal paid 15 + 1 and the 20 that were there; the cluster 15 + 1 + 10.
+    assert beside.shortfall(10.0) == pytest.approx(1.0 - 26.0 / 36.0)
+
+
 def test_a_late_admission_counts_by_its_arrival_and_is_in_the_window_of_its_admission() -> None:
     beside = comparison((0.0, entry(1.0, requests=1.0)))
     asked = {"requests": 1.0}

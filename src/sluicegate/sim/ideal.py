@@ -15,13 +15,19 @@ cost that is expected, since nobody can foresee another one, and charges the rea
 
     shortfall   1 - admitted / what the ideal admitted. Both are amounts of the user's scarcest
                 resource: the one whose demand is largest against its limit. Only requests that
-                arrived after the warm-up count. Negative: the cluster admitted more
+                arrived after the warm-up count. Where costs are known only when a request
+                ends, a debt that is left at the end of the run is taken off, and one from before
+                the warm-up is added, on both sides.
+                Negative: the cluster admitted more
     excess      the most by which any window after the warm-up held more than
                 limit * window + burst, in requests: units divided by the largest cost that passed.
                 The burst is the capacity, or the largest cost that passed if that is more: else
                 the ideal itself would have an excess. Never negative
 
-Amounts and not requests are compared, since the costs of requests may differ by far.
+Amounts and not requests are compared, since the costs of requests may differ by far. With a heavy
+tail one request may leave a debt of twenty others, on one side and not on the other. It counts as
+far as the refill has paid for it, or it would decide the figure by chance. So does what passed in
+the warm-up before anybody knew what a request costs.
 
 The excess needs no search over windows. Let D be how much more than the refill has passed, at least
 0: D = max(0, D - rate * seconds) + cost. D is the most that any window which ends now held beyond
@@ -87,38 +93,60 @@ class IdealBucket:
         )
 
 
-class _Resource:
-    """One limited resource of a user: the ideal's bucket, and what the cluster took of it."""
+class _Side:
+    """What the ideal, or the cluster, admitted of a resource, and the bucket that pays for it."""
 
-    __slots__ = ("admitted", "debt", "ideal", "ideally_admitted", "largest", "offered", "passed")
+    __slots__ = ("admitted", "bucket", "earlier_debt")
 
-    ideal: IdealBucket
-    passed: IdealBucket  # charged by the cluster
+    bucket: IdealBucket
 
     def __init__(self) -> None:
-        self.debt = -math.inf  # of `passed`, the most
+        self.admitted = 0.0  # units of requests that arrived after the warm-up
+        self.earlier_debt = 0.0  # when the warm-up ended
+
+    def debt(self, time: float) -> float:
+        self.bucket.refill(max(time, self.bucket.time))
+        return max(0.0, -self.bucket.level)
+
+    def paid(self, end: float) -> float:
+        return self.admitted + self.earlier_debt - self.debt(end)
+
+
+class _Resource:
+    """One limited resource of a user, in front of the ideal and of the cluster."""
+
+    __slots__ = ("cluster", "ideal", "largest", "most_over", "offered", "passed")
+
+    passed: IdealBucket  # begins full, and is charged by the cluster after the warm-up
+
+    def __init__(self) -> None:
+        self.ideal = _Side()
+        self.cluster = _Side()
+        self.most_over = -math.inf  # the most that `passed` was below zero
         self.largest = 0.0  # the largest cost that the cluster admitted
-        # Units of requests that arrived after the warm-up.
-        self.offered = 0.0
-        self.admitted = 0.0
-        self.ideally_admitted = 0.0
+        self.offered = 0.0  # units of requests that arrived after the warm-up
 
     def begin(self, time: float, rate: float, capacity: float, level: float) -> None:
         """There is a limit from now on, and was none before."""
-        self.ideal = IdealBucket(rate, capacity, level, time)
+        self.ideal.bucket = IdealBucket(rate, capacity, level, time)
+        self.cluster.bucket = IdealBucket(rate, capacity, level, time)
         self.passed = IdealBucket(rate, capacity, capacity, time)
 
     def change(self, time: float, rate: float, capacity: float) -> None:
-        for bucket in (self.ideal, self.passed):
+        for bucket in (self.ideal.bucket, self.cluster.bucket, self.passed):
             bucket.refill(time)
             bucket.change(rate, capacity)
+
+    def end_warm_up(self, time: float) -> None:
+        for side in (self.ideal, self.cluster):
+            side.earlier_debt = side.debt(time)
 
     def excess(self) -> float | None:
         """None: nothing was admitted, or requests cost nothing."""
         if self.largest <= 0.0:
             return None
         capacity = self.passed.capacity
-        over = self.debt - max(0.0, self.largest - capacity)
+        over = self.most_over - max(0.0, self.largest - capacity)
         return over / self.largest if over > _ROUNDING * max(capacity, self.largest) else 0.0
 
 
@@ -130,6 +158,8 @@ class Comparison:
         self._changes = list(limits)
         self._slot_seconds = slot_seconds
         self._warm_up = warm_up
+        self._is_warm = False
+        self._has_late_costs = False
         self._resources: dict[str, _Resource] = {}
         self._limited: dict[str, _Resource] = {}  # those with a limit at this time
 
@@ -144,57 +174,69 @@ class Comparison:
 
         `expected`: what they cost in the mean, if the real costs are not known in advance.
         """
-        self._follow_limits(time)
+        self._follow(time)
+        if expected is not None:
+            self._has_late_costs = True
         limited = self._limited
         admitted = count
         for name, cost in (costs if expected is None else expected).items():
             resource = limited.get(name)
             if resource is not None:
-                resource.ideal.refill(time)
-                admitted = resource.ideal.allows(cost, admitted)
-        counts = time >= self._warm_up
+                resource.ideal.bucket.refill(time)
+                admitted = resource.ideal.bucket.allows(cost, admitted)
         for name, cost in costs.items():
             resource = limited.get(name)
             if resource is not None:
-                resource.ideal.take(cost * admitted)
-                if counts:
+                resource.ideal.bucket.take(cost * admitted)
+                if self._is_warm:
                     resource.offered += cost * count
-                    resource.ideally_admitted += cost * admitted
+                    resource.ideal.admitted += cost * admitted
         return admitted
 
     def admitted(
         self, time: float, arrival: float, costs: Mapping[str, float], count: int = 1
     ) -> None:
         """The cluster admits `count` requests at `time` that have come at `arrival`."""
-        self._follow_limits(time)
+        self._follow(time)
         for name, cost in costs.items():
             resource = self._limited.get(name)
             if resource is None:
                 continue
+            resource.cluster.bucket.refill(time)
+            resource.cluster.bucket.take(cost * count)
             if arrival >= self._warm_up:
-                resource.admitted += cost * count
-            if time >= self._warm_up:
+                resource.cluster.admitted += cost * count
+            if self._is_warm:
                 passed = resource.passed
                 passed.refill(time)
                 passed.take(cost * count)
-                resource.debt = max(resource.debt, -passed.level)
+                resource.most_over = max(resource.most_over, -passed.level)
                 resource.largest = max(resource.largest, cost)
 
-    def _follow_limits(self, time: float) -> None:
-        while self._changes and time >= self._changes[0][0]:
-            since, entry = self._changes.pop(0)
-            rates = entry.rates if entry is not None else {}
-            burst_seconds = entry.burst_seconds if entry is not None else 0.0
-            limited = {}
-            for name, rate in rates.items():
-                resource = self._resources.setdefault(name, _Resource())
-                capacity = rate * burst_seconds
-                if name in self._limited:
-                    resource.change(since, rate, capacity)
-                else:
-                    resource.begin(since, rate, capacity, rate * self._slot_seconds)
-                limited[name] = resource
-            self._limited = limited
+    def _follow(self, time: float) -> None:
+        """Take up the limits in force, and note the end of the warm-up."""
+        while self._changes and self._changes[0][0] <= min(time, self._warm_up):
+            self._change_limits(*self._changes.pop(0))
+        if not self._is_warm and time >= self._warm_up:
+            self._is_warm = True
+            for resource in self._limited.values():
+                resource.end_warm_up(self._warm_up)
+        while self._changes and self._changes[0][0] <= time:
+            self._change_limits(*self._changes.pop(0))
+
+    def _change_limits(self, since: float, entry: Entry | None) -> None:
+        rates = entry.rates if entry is not None else {}
+        burst_seconds = entry.burst_seconds if entry is not None else 0.0
+        limited = {}
+        for name, rate in rates.items():
+            resource = self._resources.setdefault(name, _Resource())
+            capacity = rate * burst_seconds
+            if name in self._limited:
+                resource.change(since, rate, capacity)
+            else:
+                resource.begin(since, rate, capacity, rate * self._slot_seconds)
+            limited[name] = resource
+        self._limited = limited
 
     def scarcest(self, end: float) -> str | None:
         """The resource whose demand was largest against its limit; None: there was no demand."""
@@ -220,10 +262,13 @@ class Comparison:
         name = self.scarcest(end)
         if name is None:
             return None
-        resource = self._resources[name]
-        if resource.ideally_admitted <= 0.0:
+        ideal, cluster = self._resources[name].ideal, self._resources[name].cluster
+        ours, best = cluster.admitted, ideal.admitted
+        if self._has_late_costs:
+            ours, best = cluster.paid(end), ideal.paid(end)
+        if best <= 0.0:
             return None
-        short = 1.0 - resource.admitted / resource.ideally_admitted
+        short = 1.0 - ours / best
         return short if abs(short) > _ROUNDING else 0.0
 
     def excess(self) -> float | None:

@@ -353,7 +353,9 @@ class Load:
             track.offered += count
         comparison = self.comparisons.get((service, user))
         if comparison is not None:
-            expected = None if stream is None else stream.expected_cost
+            expected = None
+            if stream is not None and stream.constant_cost is None:
+                expected = stream.expected_cost
             comparison.offered(now, costs, count, expected)
         return Offered(service, user, costs, now, is_counted)
 

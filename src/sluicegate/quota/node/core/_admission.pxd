@@ -86,7 +86,7 @@ cdef struct UserRecord:
     uint8_t has_waiting      # a request waits for the answer to the next ask
     uint8_t asked_waiting    # one waited for the answer to the last ask
     uint8_t empty_for_all    # `empty_until` was said though a request waited
-    uint8_t[4] _unused_too   # to whole words
+    float guess_told         # the most, in the last ask, that is reserved of a resource of unknown cost
 
 cdef struct ResourceCell:
     double consumed          # since the record was made
@@ -627,6 +627,17 @@ cdef inline bint give_back_parts(UserRecord *user, ResourceCell *cells, int coun
 
 cdef inline bint knows_mean(ResourceCell *cell) noexcept nogil:
     return cell.flags & (HAS_MEAN | MEAN_IS_TOLD) != 0
+
+
+cdef inline double guess_of(UserRecord *user, ResourceCell *cells, int count) noexcept nogil:
+    """The most that is reserved of a resource whose cost is not known; the leader covers what it is told of it."""
+    cdef double guess = 0.0
+    cdef int i
+    if user.is_known:
+        for i in range(count):
+            if cells[i].flags & IS_TOLD and not knows_mean(&cells[i]):
+                guess = max(guess, reserved_of(&cells[i]))
+    return guess
 
 
 cdef inline double kept_part(WindowInfo *window) noexcept nogil:

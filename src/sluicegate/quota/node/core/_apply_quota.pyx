@@ -24,8 +24,8 @@ from sluicegate.quota.node.core._report_tracker cimport ReportTracker, UserTotal
 from sluicegate.quota.packed._gil cimport yield_gil_periodically
 from sluicegate.quota.node.core._admission cimport (
     HAS_ALLOWANCE, IS_TOLD, MEAN_IS_TOLD, REQUEST_STARTS, USER_WORDS, ResourceCell, UserRecord, WindowInfo, balance_of,
-    coming_requests, find_cell, get_or_add_cell, give_back, give_back_parts, has_allowance, init_record, kept_part,
-    knows_mean, must_keep, reserved_of,
+    coming_requests, find_cell, get_or_add_cell, give_back, give_back_parts, guess_of, has_allowance, init_record,
+    kept_part, knows_mean, must_keep, reserved_of,
 )
 
 from sluicegate.quota.messages import Credit, UserAsk
@@ -110,10 +110,11 @@ cdef int _put_quota(
                 cell.share = <float> share[1]
                 granted = share[0]
                 if granted > cell.granted:
-                    covered = max(cell.granted, cell.returned + cell.consumed + reserved_of(cell))
+                    covered = cell.consumed + min(reserved_of(cell), <double> record.guess_told)
+                    covered = max(cell.granted, cell.returned + covered)
                     if not whole and not knows_mean(cell) and granted - covered > 1e-9 * granted:
                         # The node has asked for one request, and did not know what it costs. What covers
-                        # requests that have passed already says nothing of it.
+                        # the requests that the leader was told of says nothing of it.
                         cell.mean = <float> (granted - covered)
                         cell.flags |= MEAN_IS_TOLD
                     cell.granted = granted
@@ -144,6 +145,7 @@ def read_credit(UserTable user_table not None, double time, service, user):
     cdef WindowInfo window
     cdef UserRecord *record = <UserRecord *> snapshot.payload
     cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
+    cdef float guess
     set_time(&window, time)
     key_owner = make_user_key(user, service_number(user_table.header, service), &key)
     while True:
@@ -151,8 +153,13 @@ def read_credit(UserTable user_table not None, double time, service, user):
         if snapshot.found < 0:
             return None
         waits = record.has_waiting
-        if not give_back_parts(record, cells, snapshot.item_count) and not waits and not record.asked_waiting:
+        guess = guess_of(record, cells, snapshot.item_count)
+        if (
+            not give_back_parts(record, cells, snapshot.item_count)
+            and not waits and not record.asked_waiting and guess == record.guess_told
+        ):
             break
+        record.guess_told = guess
         record.has_waiting = 0
         record.asked_waiting = waits
         record.changed_window = window.number
@@ -211,6 +218,7 @@ def return_credit(UserTable user_table not None, double time, service, user, *, 
         least = 1.0 + coming_requests(record, window.lead_seconds)
         if not give_back(cells, snapshot.item_count, kept_part(&window) if keeps else -1.0, least):
             return None
+        record.guess_told = <float> guess_of(record, cells, snapshot.item_count)
         record.changed_window = window.number
         if user_table.put(&key, &snapshot, snapshot.item_count) != AGAIN:
             return _ask_of(user_table, record, cells, snapshot.item_count, &window, False)

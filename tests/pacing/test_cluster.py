@@ -102,7 +102,7 @@ def test_wrong_arguments_of_a_cluster_are_named(arguments: dict[str, Any], messa
         ({"target": 0, "period": 60}, "target must be from 1e-06 to 1e\\+15, got 0"),
         ({"target": "5", "period": 60}, "target must be a number, got '5'"),
         ({"target": 1, "period": -1}, "period must be from 0.001 to .*, got -1"),
-        ({"target": 1, "period": 60, "begin": 1, "end": 2}, "either period or begin and end"),
+        ({"target": 1, "period": 60, "begin": 1, "end": 2}, "either period, or begin and end"),
         ({"target": 1, "begin": 5}, "begin and end go together"),
         ({"target": 1, "begin": 5, "end": 5}, "begin must be before end"),
         ({"target": 1, "period": 60, "reserve": 60}, "reserve must be .* 60 s .* got 60"),
@@ -243,7 +243,7 @@ def test_close_gives_up_at_its_deadline(
     cluster.counter("hits").add()
     store.error = Unavailable("no answer")
     cluster.close(timeout=0.3)
-    assert "the last sync failed" in caplog.text
+    assert "the final sync failed" in caplog.text
     assert cluster.status().failures >= 1
 
 
@@ -258,7 +258,7 @@ def test_a_store_that_is_away_is_logged_once_and_once_when_it_is_back(
         with pytest.raises(Unavailable):
             cluster.sync()
     assert len(caplog.messages) == 1
-    assert "does not answer" in caplog.text
+    assert "cannot sync" in caplog.text
     assert "connection refused" in caplog.text
     status = cluster.status()
     assert (status.is_in_touch, status.syncs, status.failures) == (False, 1, 3)
@@ -372,3 +372,35 @@ def test_a_first_answer_at_close_revives_nothing() -> None:
     cluster.close()
     assert not ads.acquire()
     assert ads.is_over
+
+
+def test_a_cluster_that_was_not_started_is_warned_of_once(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster(MemoryStore(), "shop", node_id="a", nodes=3, clock=clock)
+    ads = cluster.limiter("ads", target=600, period=60)
+    for _ in range(1300):
+        clock.advance(0.1)
+        ads.acquire()
+    assert caplog.text.count("call start()") == 1
+    assert "passes 1/3 of each target (nodes=3)" in caplog.text
+
+
+def test_a_cluster_that_is_synced_by_hand_is_not_warned_of(
+    cluster: Cluster, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    ads = cluster.limiter("ads", target=600, period=60)
+    cluster.sync()
+    for _ in range(100):
+        drive(clock, 0.1, cluster)
+        ads.acquire()
+    assert "start()" not in caplog.text
+
+
+def test_a_clashing_definition_is_told_by_what_differs(cluster: Cluster) -> None:
+    cluster.limiter("ads", target=600, period=60)
+    with pytest.raises(ValueError, match=r"with boost=4.0: remove it first, got boost=3.0$"):
+        cluster.limiter("ads", target=600, period=60, boost=3)
+    with pytest.raises(ValueError, match=r"kind='limiter': remove it first, got kind='counter'$"):
+        cluster.counter("ads", period=60)
+    assert cluster.limiter("ads", target=600, period=60, timezone="UTC") is not None

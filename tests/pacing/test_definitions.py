@@ -1,6 +1,7 @@
 """Limiters from a file: TOML of our own, and the JSON of go-cluster-limiter."""
 
 import json
+import logging
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -163,7 +164,7 @@ def test_names_that_clash_are_reported(cluster: Cluster, file: Path) -> None:
     write(file, TWO + double + "[[limiter]]\ntarget = 1\nperiod = 60")
     problems = cluster.load(file)
     assert [problem.removeprefix(f"{file}: ") for problem in problems] == [
-        "entry 4: name must be a text, got None",
+        "entry 4: name is missing",
         "limiter 'mail': the program, or another file, has defined this name",
         "limiter 'ads': the name occurs twice; the first one is used",
     ]
@@ -461,3 +462,24 @@ def test_a_file_too_deep_or_with_too_large_numbers_is_a_config_error(
 def test_a_path_that_is_none_is_refused(cluster: Cluster, path: Any) -> None:
     with pytest.raises(TypeError, match=f"path must be a str or a path, got {path!r}"):
         cluster.load(path)
+
+
+def test_a_changed_target_is_logged(
+    cluster: Cluster, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file.write_text('[[limiter]]\nname = "ads"\ntarget = 600\nperiod = 60\n')
+    cluster.load(file)
+    file.write_text('[[limiter]]\nname = "ads"\ntarget = 9000\nperiod = 60\n')
+    cluster.load(file)
+    assert "limiter 'ads' has changed: target 9000" in caplog.text
+
+
+def test_a_pipe_in_place_of_the_file_stops_nothing(cluster: Cluster, file: Path) -> None:
+    file.write_text('[[limiter]]\nname = "ads"\ntarget = 600\nperiod = 60\n')
+    cluster.load(file)
+    file.unlink()
+    os.mkfifo(file)
+    cluster.load(file)
+    assert "it must be a file, got a pipe" in cluster.status().problems[0]
+    assert cluster.limiters["ads"].target == 600

@@ -1,5 +1,6 @@
 """A forked child is a node of its own that has counted nothing."""
 
+import multiprocessing
 import os
 import threading
 import time
@@ -8,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from sluicegate import Cluster
+from sluicegate import Cluster, ManualClock
 from sluicegate.stores import MemoryStore, RedisStore
 from sluicegate.stores.store import SyncReply, SyncRequest
 from tests.harness.children import Children
@@ -156,3 +157,43 @@ def test_a_fork_does_not_wait_for_a_store_that_hangs(children: Children) -> None
         assert time.monotonic() - begin < PATIENCE / 2
         assert child in children.running
         release.set()
+
+
+def test_a_child_of_multiprocessing_tells_its_counts_when_it_returns(
+    parent: Cluster, redis_server: RedisServer
+) -> None:
+    """It ends with `os._exit`: what is registered with atexit is not called."""
+    with parent:
+        hits = parent.counter("hits")
+        child = multiprocessing.get_context("fork").Process(target=hits.add, args=(1000,))
+        child.start()
+        child.join(PATIENCE)
+        assert child.exitcode == 0
+        assert hits.local() == 0.0
+    assert total(redis_server) == 1000.0
+
+
+def test_a_child_has_the_target_that_was_set(children: Children) -> None:
+    cluster = Cluster(MemoryStore(), node_id="a", clock=ManualClock(1e9))
+    ads = cluster.limiter("ads", target=10_000, period=60)
+    ads.target = 10
+    cluster.sync()
+
+    def check() -> None:
+        assert ads.target == 10.0
+
+    children.start(check)
+    children.join()
+
+
+def test_a_child_without_a_store_has_the_first_guess_of_the_share(children: Children) -> None:
+    cluster = Cluster(MemoryStore(), node_id="a", nodes=8, clock=ManualClock(1e9))
+    ads = cluster.limiter("ads", target=600, period=60)
+    cluster.sync()
+    assert ads.requests.share == 1.0
+
+    def check() -> None:
+        assert ads.requests.share == 1 / 8
+
+    children.start(check)
+    children.join()

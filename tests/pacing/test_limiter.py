@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
@@ -354,3 +355,107 @@ def test_a_target_out_of_bounds_is_refused(target: float) -> None:
     with pytest.raises(ValueError, match="target must be from 1e-06 to .* got"):
         limiter.target = target
     assert limiter.target == 10.0
+
+
+def test_negative_scores_keep_the_target() -> None:
+    """The sum of cuts is below zero then; a store that refused it never heard of the limiter."""
+    nodes = Nodes(3, target=120, period=60, scored=True)
+    random = Random(3)
+
+    def ask(limiter: ClusterLimiter) -> bool:
+        return limiter.acquire(score=-random.random())
+
+    passed = [nodes.run(60, 20, ask) for _ in range(3)]
+    assert max(passed) <= 120, passed
+    assert min(passed) >= 117, passed
+    assert nodes.limiters[0].score_cut < 0.0
+
+
+@pytest.mark.parametrize("sync_interval", [1.0, 2.0])
+def test_a_unit_follows_the_traffic_to_another_node(sync_interval: float) -> None:
+    """A node whose traffic has ended gives back its unit, and claims none in later periods."""
+    clock, store = ManualClock(MINUTE), MemoryStore()
+    nodes = [
+        Cluster(store, node_id=name, sync_interval=sync_interval, clock=clock) for name in "ab"
+    ]
+    limiters = [node.limiter("ads", target=1, period=60) for node in nodes]
+    passed = []
+    for minute in range(8):
+        before = sum(limiter.passes._total_count for limiter in limiters)
+        for _ in range(600):
+            clock.advance(TICK)
+            for node in nodes:
+                if node.state.next_sync(clock.now()) <= clock.now():
+                    node.sync()
+            limiters[minute >= 3].acquire()
+            limiters[minute >= 3].acquire()
+        passed.append(sum(limiter.passes._total_count for limiter in limiters) - before)
+    assert passed == [1] * 8
+
+
+def test_syncs_an_hour_apart_are_those_of_one_writer() -> None:
+    clock = ManualClock(MINUTE)
+    cluster = Cluster(MemoryStore(), node_id="a", sync_interval=3600.0, clock=clock)
+    hits = cluster.counter("hits")
+    for _ in range(12):
+        clock.advance(1800.0)
+        hits.add(100)
+        if cluster.state.next_sync(clock.now()) <= clock.now():
+            cluster.sync()
+    assert cluster.status().nodes == 1
+    assert (hits.local(), hits.value(), hits.share) == (1200.0, 1200.0, 1.0)
+
+
+def test_no_request_larger_than_the_share_passes_while_the_store_is_away() -> None:
+    nodes = Nodes(2, target=60, period=60)
+    nodes.run(20, rate=10)
+    nodes.store.is_away = True
+    nodes.run(10, rate=0)
+    assert not any(limiter.acquire(31) for limiter in nodes.limiters)
+    assert nodes.limiters[0].acquire(1)
+
+
+def test_a_lowered_target_holds_at_once() -> None:
+    clock = ManualClock(MINUTE)
+    cluster = Cluster(MemoryStore(), node_id="a", sync_interval=30.0, clock=clock)
+    ads = cluster.limiter("ads", target=60_000, period=60)
+    for tick in range(599):
+        clock.advance(TICK)
+        if cluster.state.next_sync(clock.now()) <= clock.now():
+            cluster.sync()
+        if tick == 200:
+            ads.target = ads.passes.local() + 70
+            target = ads.target
+        for _ in range(200):
+            ads.acquire()
+    assert ads.passes.local() == target
+
+
+def test_a_lag_at_the_end_is_made_up_no_faster_than_by_the_boost() -> None:
+    clock, store = ManualClock(MINUTE + 51.3), MemoryStore()
+    nodes = [Cluster(store, node_id=name, clock=clock) for name in "ab"]
+    limiters = [node.limiter("ads", target=600, period=60, boost=2) for node in nodes]
+    seconds = [0] * 9
+    for _ in range(86):
+        clock.advance(TICK)
+        for node, limiter in zip(nodes, limiters, strict=True):
+            if node.state.next_sync(clock.now()) <= clock.now():
+                node.sync()
+            passed = sum(limiter.acquire() for _ in range(4))
+            seconds[int(clock.now() - MINUTE) - 51] += passed
+    assert max(seconds) <= 2 * 10 + 4, seconds
+
+
+def test_the_lag_of_a_period_that_began_without_the_store_is_not_that_of_the_one_before() -> None:
+    nodes = Nodes(2, target=600, period=60)
+    nodes.run(45, rate=50)
+    nodes.store.is_away = True
+    nodes.run(25, rate=50)
+    assert abs(nodes.limiters[0].lag) < 0.5
+
+
+def test_a_limiter_is_over_when_its_end_has_come() -> None:
+    nodes = Nodes(1, target=10, begin=MINUTE, end=MINUTE + 10)
+    assert not nodes.limiters[0].is_over
+    nodes.clock.advance(10.0)
+    assert nodes.limiters[0].is_over

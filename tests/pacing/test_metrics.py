@@ -84,7 +84,7 @@ def test_a_limiter_has_what_the_original_reports(
     assert of("passes_last_local_sum") == passed[0]
     assert of("passes_last_sum") == sum(passed)
     assert (of("rewards_local_sum"), of("rewards_local_count")) == (3, 1)
-    assert of("over") == 0
+    assert of("ended") == 0
 
 
 def test_the_syncs_and_the_failures_are_counted(

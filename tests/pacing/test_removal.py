@@ -216,3 +216,82 @@ def test_a_limiter_with_a_number_no_store_takes_is_left_out(
     hits.add(2)
     cluster.sync()
     assert hits.history[-1][2] == 2.0
+
+
+def test_days_of_another_timezone_are_another_counter(cluster: Cluster, clock: ManualClock) -> None:
+    """Their period has begun earlier: as one counter the store would take all of it for late."""
+    other = Cluster(cluster._store, node_id="b", clock=clock)
+    cluster.counter("hits", period=86_400).add(10)
+    cluster.sync()
+    cluster.remove("hits")
+    tokyo = [
+        node.counter("hits", period=86_400, timezone="Asia/Tokyo") for node in (cluster, other)
+    ]
+    for counter in tokyo:
+        counter.add(5)
+    for node in (cluster, other, cluster):
+        node.sync()
+    assert [counter.value() for counter in tokyo] == [10.0, 10.0]
+
+
+def test_a_day_limiter_goes_on_when_its_timezone_changes(
+    cluster: Cluster, clock: ManualClock
+) -> None:
+    passed = []
+    for zone in ("UTC", "Asia/Tokyo", "America/New_York"):
+        days = cluster.limiter("days", target=86_400, period=86_400, timezone=zone)
+        before = days.passes.local()
+        for _ in range(600):
+            clock.advance(1.0)
+            if cluster.state.next_sync(clock.now()) <= clock.now():
+                cluster.sync()
+            days.acquire()
+            days.acquire()
+        passed.append(days.passes.local() - before)
+        cluster.remove("days")
+    assert min(passed) > 500, passed
+
+
+def test_a_new_name_changes_no_local_count(
+    cluster: Cluster, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicegate.pacing.retired_counters._MOST_KEPT", 3)
+    hits = cluster.counter("hits", period=86_400)
+    hits.add(100)
+    cluster.sync()
+    for number in range(5):
+        cluster.counter(f"c{number}").add()
+        cluster.remove(f"c{number}")
+    cluster.sync()
+    name = cluster.state._writer
+    cluster.sync()
+    assert cluster.state._writer != name
+    assert (hits.local(), hits.local_count, hits.value(), hits.cluster_count) == (100, 1, 100, 1)
+    hits.add(7)
+    cluster.sync()
+    assert (hits.local(), hits.value()) == (107, 107)
+    assert hits.history[-1][1:] == (107, 107)
+
+
+def test_no_new_name_is_taken_while_a_request_is_unanswered(
+    cluster: Cluster, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the store has carried it out is not known, so it must be told under the same name."""
+    monkeypatch.setattr("sluicegate.pacing.retired_counters._MOST_KEPT", 3)
+    hits = cluster.counter("hits")
+    for number in range(5):
+        cluster.counter(f"c{number}").add()
+        cluster.remove(f"c{number}")
+    hits.add(100)
+
+    def lose_reply() -> None:
+        raise ConnectionError("the reply is lost")
+
+    cluster.sync()
+    hits.add(100)
+    store.meanwhile = lose_reply
+    with pytest.raises(ConnectionError):
+        cluster.sync()
+    cluster.sync()
+    cluster.sync()
+    assert stored(cluster, "hits") == 200.0

@@ -77,7 +77,7 @@ def test_the_hour_of_the_day_is_that_of_the_timezone() -> None:
     ("arguments", "message"),
     [
         ({"period": 0}, "period must be from 0.001 to .*, got 0"),
-        ({"period": 60, "begin": 1, "end": 2}, "either period or begin and end"),
+        ({"period": 60, "begin": 1, "end": 2}, "either period, or begin and end"),
         ({"begin": 1}, "begin and end go together, got begin=1 and end=None"),
         ({"begin": 2, "end": 2}, "begin must be before end, got 2 and 2"),
         ({"begin": datetime(2026, 1, 1), "end": 2e9}, "begin must have a time zone"),

@@ -20,6 +20,8 @@ cdef class ClusterCounter:
     cdef list _closed                 # (begin, end, sum, count) of earlier periods, not synced yet
     cdef double _earlier_sum          # of all earlier periods
     cdef long long _earlier_count
+    cdef double _renamed_sum          # of this period, told under an earlier name of this node
+    cdef long long _renamed_count
     cdef double _told_begin, _told_sum  # what the store has acknowledged, of which period
     cdef long long _told_count
 

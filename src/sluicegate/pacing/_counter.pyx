@@ -61,7 +61,7 @@ cdef class ClusterCounter:
         """What this node has counted in this period."""
         if self._ends < INFINITY and self._clock.local() >= self._ends:
             self._turn_if_over()
-        return self._sum
+        return self._sum + self._renamed_sum
 
     def value(self):
         """The cluster's value in this period, as far as it can be known now."""
@@ -88,7 +88,7 @@ cdef class ClusterCounter:
     @property
     def local_count(self):
         """How often this node has counted in this period."""
-        return self._count
+        return self._count + self._renamed_count
 
     @property
     def cluster_count(self):
@@ -107,7 +107,7 @@ cdef class ClusterCounter:
 
     def __repr__(self):
         labels = "".join(f", {value!r}" for value in self.label_values)
-        return f"ClusterCounter({self.name!r}{labels}, local={self._sum:g}, value={self.value():g})"
+        return f"ClusterCounter({self.name!r}{labels}, local={self.local():g}, value={self.value():g})"
 
     # What the cluster calls. None of it is part of the public interface.
 
@@ -136,6 +136,15 @@ cdef class ClusterCounter:
         self._measured_at = local
         self._measured_sum = total
         self._measured_count = count
+
+    def _added_since(self, update):
+        """What was added to this period since an update of it was told, under the present name."""
+        return self._sum - update.sum
+
+    @property
+    def _total_count(self):
+        """How often this node has counted, ever."""
+        return self._earlier_count + self._count
 
     def _updates(self, double want=0.0, double unit=1.0, double ceiling=INFINITY):
         """What the store must be told: of periods that have ended, and of this one."""
@@ -170,7 +179,7 @@ cdef class ClusterCounter:
             self._learn_share(update.rate, rate, local, nodes, settled_after)
         if self._ends < INFINITY:
             self._ends = self._end - self._clock.offset
-        self._history.append((local + self._clock.offset, update.sum, totals.sum))
+        self._history.append((local + self._clock.offset, update.sum + self._renamed_sum, totals.sum))
 
     def _learn_share(self, double own, double rate, double local, int nodes, double settled_after):
         """A node that is new, or one of many that are, has not heard of all rates yet."""
@@ -195,8 +204,8 @@ cdef class ClusterCounter:
         self._sum = self._rate = self._measured_sum = self._earlier_sum = 0.0
         self._count_rate = 0.0
         self._count = self._measured_count = self._earlier_count = 0
-        self._told_sum = 0.0
-        self._told_count = 0
+        self._told_sum = self._renamed_sum = 0.0
+        self._told_count = self._renamed_count = 0
         self._measured_at = self._clock.local()
         self._lock = threading.Lock()
 
@@ -214,6 +223,9 @@ cdef class ClusterCounter:
             self._earlier_sum += self._told_sum
             self._earlier_count += self._told_count
             self._others_sum += self._told_sum
+            self._renamed_sum += self._told_sum
+            self._others_count += self._told_count
+            self._renamed_count += self._told_count
         self._told_sum = 0.0
         self._told_count = 0
 
@@ -234,7 +246,9 @@ cdef class ClusterCounter:
                 self._ends = self._end - self._clock.offset
 
     def _key(self, double begin, double end):
-        return CounterKey(self.name, self.label_values, begin, end, self._schedule.period or 0.0)
+        return CounterKey(
+            self.name, self.label_values, begin, end, self._schedule.period or 0.0, self._schedule.period_zone
+        )
 
     cdef int turn(self, double begin, double end) except -1:
         """Begin a period. What is not synced yet of the last one is kept to be told."""
@@ -244,8 +258,8 @@ cdef class ClusterCounter:
         self._earlier_sum += self._sum
         self._earlier_count += self._count
         self._begin, self._end = begin, end
-        self._sum = 0.0
-        self._count = 0
+        self._sum = self._renamed_sum = 0.0
+        self._count = self._renamed_count = 0
         self._others_sum = self._others_count = self._others_lead = 0.0
         self._others_room = INFINITY
         self._synced_at = self._clock.local()

@@ -68,6 +68,7 @@ class ClusterLimiter:
         cap: float,
         hold: float,
         hold_until: float,
+        most: float,
         slack: float,
     ) -> None: ...
     def _expect(self, amount: float) -> None: ...

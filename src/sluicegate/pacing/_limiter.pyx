@@ -55,6 +55,7 @@ cdef class ClusterLimiter:
     cdef double _cap            # of credit
     cdef double _hold
     cdef double _hold_until     # local time; after that the store has forgotten the hold
+    cdef double _most           # that may pass at once without a hold
     cdef double _cut, _slack
     cdef double _cluster_cut
     cdef double _explore, _explore_credit
@@ -108,7 +109,7 @@ cdef class ClusterLimiter:
             passes = self._credit >= fast_min(0.5 * v, self._cap)
         else:
             passes = self._is_chosen(v, value)
-        if not passes or (v > self._hold and local < self._hold_until):
+        if not passes or v > (self._hold if local < self._hold_until else self._most):
             return False
         self._credit -= v
         self._hold -= v
@@ -159,7 +160,7 @@ cdef class ClusterLimiter:
 
     @target.setter
     def target(self, value):
-        self._control.steering.set_target(check_between("target", value, *TARGETS))
+        self._control.set_target(self, check_between("target", value, *TARGETS))
 
     @property
     def pass_rate(self):
@@ -194,12 +195,13 @@ cdef class ClusterLimiter:
 
     @property
     def is_over(self):
-        """Whether the end of a limiter with begin and end has come."""
-        return self._control.is_over
+        """Whether it lets nothing pass any more: its `end` has come, or it was removed or closed."""
+        return self._control.is_over or self._control.has_ended(self._clock.local())
 
     def __repr__(self):
+        labels = "".join(f", {value!r}" for value in self.label_values)
         return (
-            f"ClusterLimiter({self.name!r}, target={self.target:g}, passed={self.passes.value():g}, "
+            f"ClusterLimiter({self.name!r}{labels}, target={self.target:g}, passed={self.passes.value():g}, "
             f"rewards={self.rewards.value():g}, pass_rate={self.pass_rate:.3g})"
         )
 
@@ -218,7 +220,15 @@ cdef class ClusterLimiter:
         self._control.begin_period(self, self._credit_at)
 
     def _release(
-        self, double rate, double start, bint is_single, double cap, double hold, double hold_until, double slack
+        self,
+        double rate,
+        double start,
+        bint is_single,
+        double cap,
+        double hold,
+        double hold_until,
+        double most,
+        double slack,
     ):
         """Release credit at a rate from a local time on; a single unit all at once."""
         cdef double local = self._clock.local()
@@ -231,6 +241,7 @@ cdef class ClusterLimiter:
         self._cap = cap
         self._hold = hold
         self._hold_until = hold_until
+        self._most = most
         self._slack = slack
 
     def _expect(self, double amount):
@@ -306,4 +317,4 @@ cdef class ClusterLimiter:
     def _end(self):
         """Let nothing pass any more."""
         self._ends = INFINITY
-        self._release(0.0, 0.0, True, 0.0, 0.0, INFINITY, 0.0)
+        self._release(0.0, 0.0, True, 0.0, 0.0, INFINITY, 0.0, 0.0)

@@ -18,7 +18,6 @@
 """
 
 import asyncio
-import atexit
 import contextlib
 import logging
 import math
@@ -29,6 +28,7 @@ import time
 import weakref
 from collections.abc import Callable
 from datetime import datetime
+from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack, cast
@@ -102,7 +102,11 @@ class Cluster:
         self._answered_at = -math.inf
         self._last_error: str | None = None  # None after a sync that was answered
         self._forking: set[int] = set()  # threads that hold the sync lock while they fork
+        self._has_warned = False  # that it was not started
+        self.state.wake = self._warn_if_not_started
+        self._at_exit: Finalize | None = None  # closes this node when the process ends
         _register_at_fork(weakref.ref(self))
+        register_after_fork(self, Cluster._close_at_exit)
 
     @property
     def name(self) -> str:
@@ -210,8 +214,12 @@ class Cluster:
                     self._try_sync, self._due, is_system_clock=is_system_clock
                 )
                 self.state.wake = self._thread.wake
-                atexit.unregister(self.close)  # the parent's, in a forked child
-                atexit.register(self.close)
+                self._close_at_exit()
+
+    def _close_at_exit(self) -> None:
+        """Have `close` called at exit; unlike atexit, a child of multiprocessing does that too."""
+        if self._thread is not None:
+            self._at_exit = Finalize(None, self.close, exitpriority=0)
 
     def sync(self) -> None:
         """Tell the store everything, and take its answer. Raises `Unavailable` without one."""
@@ -221,7 +229,8 @@ class Cluster:
     def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
         """Sync a last time, within `timeout` seconds, and stop the thread."""
         deadline = time.monotonic() + check_positive("timeout", timeout)
-        atexit.unregister(self.close)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         with self._lifecycle_lock:
             if self._is_closed:
                 return
@@ -233,10 +242,10 @@ class Cluster:
         last.start()
         last.join(max(deadline - time.monotonic(), 0.0))
         if last.is_alive() or not self._has_told_all:
+            lost = "since its last sync" if self._syncs else "(it was never synced)"
             log.warning(
-                "cluster %s: the last sync failed, what node %s counted since the one before is "
-                "lost",
-                *(self.name, self.node_id),
+                "cluster %s: the final sync failed, what node %s counted %s is lost",
+                *(self.name, self.node_id, lost),
             )
 
     def _end(self, thread: SyncThread | None, deadline: float) -> None:
@@ -291,8 +300,6 @@ class Cluster:
                 if not self.state.knows_time and not is_last:
                     self._exchange(is_last=False)
                 self._exchange(is_last=is_last)
-                if self.state.has_more_to_tell:
-                    self._exchange(is_last=is_last)
             except Exception as error:
                 self._failures += 1
                 self._log_failure(error)
@@ -321,12 +328,26 @@ class Cluster:
         is_first = self._last_error is None
         self._last_error = f"{type(error).__name__}: {error}"
         if is_first and isinstance(error, SluicegateError):
+            share = "its last share" if self._syncs else self._first_share()
             log.warning(
-                "cluster %s: the store does not answer, going on with the last share: %s",
-                *(self.name, error),
+                "cluster %s: cannot sync: %s. Node %s goes on with %s",
+                *(self.name, error, self.node_id, share),
             )
         elif is_first:
             log.error("cluster %s: sync failed: %s", self.name, error, exc_info=error)
+
+    def _warn_if_not_started(self) -> None:
+        """Called when a limiter has had more requests than it foresaw: it should sync."""
+        if self._syncs + self._failures == 0 and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "cluster %s: limiters are asked and nothing is synced yet: use `with`, or call "
+                "start(). Until then node %s passes %s",
+                *(self.name, self.node_id, self._first_share()),
+            )
+
+    def _first_share(self) -> str:
+        return f"1/{self.state.nodes} of each target (nodes={self.state.nodes})"
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -18,6 +18,7 @@ at all, nothing changes.
 import json
 import logging
 import os
+import stat
 import time
 import tomllib
 from collections.abc import Callable
@@ -78,8 +79,13 @@ class DefinitionsFile:
     def read(self) -> None:
         """Read it, and make, change and remove limiters. Raises `ConfigError`."""
         try:
-            with self.path.open("rb") as file:
-                self._read_version = _version(os.fstat(file.fileno()))
+            # A pipe would wait for a writer.
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with open(descriptor, "rb") as file:
+                status = os.fstat(descriptor)
+                if stat.S_ISFIFO(status.st_mode):
+                    raise ConfigError(f"cannot read {self.path}: it must be a file, got a pipe")
+                self._read_version = _version(status)
                 data = file.read(_MAX_BYTES + 1)
         except OSError as error:
             raise ConfigError(f"cannot read {self.path}: {reason_of(error)}") from None
@@ -146,8 +152,8 @@ class DefinitionsFile:
                     limiter = self._registry.limiter(name, options)
                 self._limiters[name] = limiter
                 log.info("%s: limiter %r: target %g", self.path, name, options.target)
-            else:
-                self._registry.redefine(name, options)
+            elif self._registry.redefine(name, options):
+                log.info("%s: limiter %r has changed: target %g", self.path, name, options.target)
         except _BAD_VALUES as error:
             return str(error)
         return None
@@ -192,7 +198,8 @@ def _read_entries(
     for number, table in enumerate(tables, 1):
         name = table.pop(name_key, None) if isinstance(table, dict) else None
         if not isinstance(name, str) or not name:
-            problems.append(f"entry {number}: {name_key} must be a text, got {name!r}")
+            wrong = f"must be a text, got {name!r}" if name is not None else "is missing"
+            problems.append(f"entry {number}: {name_key} {wrong}")
             continue
         try:
             entries.append((name, convert(table)))

@@ -15,6 +15,8 @@ _SURPRISE = 2.0  # times the requests that were foreseen until the next sync
 _SURPRISING_REQUESTS = 8.0  # beyond that
 _LONG_PERIOD = 30.0  # syncs
 _LAST_SYNCS = 5.0  # near the end of the line a unit changes hands more quickly
+_LONGEST_GAP = 4.0  # times the mean: after a silence of more, no request is expected
+_LONGEST_SILENCE = 2.0  # syncs, if that is more
 SETTLE_SYNCS = 1.2  # after an outage, until all nodes have synced
 _AT_ONCE = 1e12  # a rate of credit per second: all of it now
 
@@ -40,7 +42,9 @@ class LimiterControl:
         self._sync_interval = sync_interval
         self._interval = sync_interval  # until the next sync
         self._unit = 1.0
-        self._gap = math.inf  # seconds between two requests
+        self._mean_gap = math.inf  # seconds between two requests
+        self._requests = 0  # that had come when one was last seen to have come
+        self._requested_at = math.nan  # when that was, in local time
         self._claim = Claim(0.0, 0.0, True)
         self._due = math.inf  # local time at which the unit that is held may pass
         self._is_in_touch = False  # the last sync was answered
@@ -74,11 +78,11 @@ class LimiterControl:
         """What to tell the store. `interval`: seconds until the next sync after this one."""
         for counter in limiter._counters:
             counter._measure(local, self._sync_interval, decay)
+        self._measure_gap(limiter.requests._total_count, local)
         seen = self._seen(limiter, local, interval)
         self._interval = interval
-        self._gap = seen.gap
         keeps_unit = self._claim.is_single and limiter._hold_left > 0.0
-        is_given_back = keeps_unit and local >= self._give_back_at(seen.gap)
+        is_given_back = keeps_unit and local >= self._give_back_at()
         credit = 0.0 if self._claim.is_single else limiter._credit_left
         self._claim = self.steering.claim(seen, credit, is_given_back)
         if not keeps_unit or not self._claim.is_single or is_given_back:
@@ -96,12 +100,29 @@ class LimiterControl:
         """When to sync out of turn, in local time: to give a unit back while others can use it."""
         if not self._claim.is_single or limiter._hold_left <= 0.0:
             return math.inf
-        return self._give_back_at(self._gap) if self._is_near_end(self._due) else math.inf
+        return self._give_back_at() if self._is_near_end(self._due) else math.inf
 
-    def _give_back_at(self, gap: float) -> float:
+    def _give_back_at(self) -> float:
         """When a unit that was due has waited long enough for a request."""
         shortest = 0.25 if self._is_near_end(self._due) else 1.0
+        gap = self._mean_gap if self._mean_gap < math.inf else 0.0
         return self._due + max(shortest * self._sync_interval, gap)
+
+    def _measure_gap(self, requests: int, local: float) -> None:
+        """Note how long it is from one request to the next."""
+        if math.isnan(self._requested_at):
+            self._requested_at, self._requests = local, requests
+        came = requests - self._requests
+        if came and local > self._requested_at:
+            gap = (local - self._requested_at) / came
+            if self._mean_gap < math.inf:
+                gap += (self._mean_gap - gap) * 0.5
+            self._mean_gap, self._requested_at, self._requests = gap, local, requests
+
+    def _gap(self, local: float) -> float:
+        """Seconds between two requests; infinite if they have ended, by all that can be known."""
+        longest = max(_LONGEST_GAP * self._mean_gap, _LONGEST_SILENCE * self._sync_interval)
+        return self._mean_gap if local - self._requested_at <= longest else math.inf
 
     def _is_near_end(self, local: float) -> bool:
         left = self.steering.line.end - self._clock.unix(local)
@@ -125,8 +146,7 @@ class LimiterControl:
         self._bound_others(limiter, local, others)
         seen = self._seen(limiter, local, self._interval)
         self.steering.see(seen)
-        passed_since = limiter.passes.local() - update.sum
-        granted = max(totals.granted - passed_since, 0.0)
+        granted = max(totals.granted - limiter.passes._added_since(update), 0.0)
         release = self.steering.release(seen, self._claim, granted, limiter._credit_left, others)
         if self._claim.is_single:
             if granted < seen.unit:
@@ -138,6 +158,18 @@ class LimiterControl:
             release = release._replace(start=self._due + self._clock.unix(0.0))
         self._set(limiter, release, granted, sent + self._live_for)
         self._choose(limiter, seen, release)
+
+    def set_target(self, limiter: ClusterLimiter, target: float) -> None:
+        """From now on: what is held beyond a lower target does not pass any more."""
+        self.steering.set_target(target)
+        rest = (target - limiter.rewards.value()) / self.steering.reward_rate
+        limiter._limit_hold(max(rest, 0.0))
+        self.ask_for_sync()
+
+    def has_ended(self, local: float) -> bool:
+        """Whether the only period is over."""
+        end = self.steering.schedule.end
+        return end is not None and self._clock.unix(local) >= end
 
     def coast(self, limiter: ClusterLimiter, local: float) -> None:
         """The store did not answer. What is held lasts for a while; then the share must do."""
@@ -170,7 +202,8 @@ class LimiterControl:
         rate = min(release.rate, _AT_ONCE)
         slack = (rate if rate < _AT_ONCE else 0.0) + 3.0 * self._unit
         is_single = self._claim.is_single and release.rate in (0.0, math.inf)
-        limiter._release(rate, start, is_single, release.cap, hold, hold_until, slack)
+        most = max(limiter._share * self.steering.target / self.steering.reward_rate, self._unit)
+        limiter._release(rate, start, is_single, release.cap, hold, hold_until, most, slack)
         foreseen = limiter.requests.rate * self._interval
         limiter._expect(_SURPRISE * foreseen + _SURPRISING_REQUESTS * self._unit)
 
@@ -190,6 +223,7 @@ class LimiterControl:
             time=self._clock.unix(local),
             interval=interval,
             share=limiter._share,
+            gap=self._gap(local),
             request_rate=limiter.requests.rate,
             cluster_request_rate=limiter.requests.cluster_rate,
             passes=limiter.passes.value(),

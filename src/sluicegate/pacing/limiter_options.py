@@ -76,6 +76,7 @@ class LimiterOptions:
         self._set("begin", schedule.begin)
         self._set("end", schedule.end)
         self._set("period", schedule.period)
+        self._set("timezone", schedule.zone.key)
         self._set("target", check_between("target", self.target, *TARGETS))
         self._set("reward_rate", check_between("reward_rate", self.reward_rate, 1e-9, 1e9))
         self._set("burst_interval", check_between("burst_interval", self.burst_interval, 1e-3, 1e9))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Generic, TypeVar, cast
 
 from sluicegate.errors import TableFull
@@ -28,6 +29,8 @@ Member = TypeVar("Member", ClusterCounter, ClusterLimiter)
 
 class Family(Generic[Member]):
     """Counters or limiters with one definition, one for each combination of label values."""
+
+    __slots__ = ("_members", "_registry", "label_names", "max_members", "name")
 
     def __init__(
         self, registry: "Registry", name: str, label_names: tuple[str, ...], max_members: int
@@ -73,6 +76,7 @@ class Family(Generic[Member]):
             check_name(label, value)
         with self._registry.lock:
             if key not in self._members:
+                self._registry.check_family(self)
                 if len(self._members) >= self.max_members:
                     raise TableFull(
                         f"{self.name!r} has its {self.max_members} members (max_members) already, "
@@ -99,13 +103,25 @@ class Definition:
         self.max_members = max_members
         self.family: Family[ClusterCounter] | Family[ClusterLimiter] | None = None
 
-    def same_as(self, other: "Definition") -> bool:
-        mine = (self.options, self.label_names, self.max_members)
-        return mine == (other.options, other.label_names, other.max_members)
+    def differences(self, other: "Definition") -> list[tuple[str, str]]:
+        """Each setting that differs, as it is here and there."""
+        here, there = self._settings(), other._settings()
+        if here["kind"] != there["kind"]:
+            return [(f"kind={here['kind']!r}", f"kind={there['kind']!r}")]
+        return [
+            (f"{name}={here.get(name)!r}", f"{name}={there.get(name)!r}")
+            for name in here | there
+            if here.get(name) != there.get(name)
+        ]
 
-    def __repr__(self) -> str:
-        labels = f", labels={list(self.label_names)}" if self.label_names else ""
-        return f"{self.options!r}{labels}"
+    def _settings(self) -> dict[str, object]:
+        kind = "counter" if isinstance(self.options, Schedule) else "limiter"
+        settings: dict[str, object] = {
+            "kind": kind,
+            "labels": self.label_names,
+            "max_members": self.max_members,
+        }
+        return settings | {name: getattr(self.options, name) for name in self.options.__slots__}
 
 
 class Registry:
@@ -151,19 +167,19 @@ class Registry:
             assert family is not None
             return family
 
-    def redefine(self, name: str, options: LimiterOptions) -> None:
-        """Change a limiter in its place: whoever has the object goes on with it."""
+    def redefine(self, name: str, options: LimiterOptions) -> bool:
+        """Change a limiter in its place; whether it differs. Whoever has the object keeps it."""
         with self.lock:
             definition = self._definitions[name]
             if definition.options == options:
-                return
+                return False
             before = definition.options
             assert isinstance(before, LimiterOptions)
             limiter, control = self._state.limiters[name, ()]
             if _without_target(before) == _without_target(options):
                 limiter.target = options.target
                 definition.options = options
-                return
+                return True
             counters = limiter._counters
             schedule = options.schedule()
             self._control(options, schedule)  # it raises, if ever, before anything is changed
@@ -173,6 +189,7 @@ class Registry:
                 counters = self._limiter_counters((name, ()), schedule, is_scored=options.scored)
             definition.options = options
             self._equip(limiter, options, counters)
+            return True
 
     def find_limiter(self, name: str) -> ClusterLimiter | None:
         """The limiter of a name, without labels."""
@@ -209,15 +226,19 @@ class Registry:
                 self._state.retire(limiter._counters)
                 self._drop_curve(key)
 
+    def check_family(self, family: "Family[Member]") -> None:
+        """Raise if the family was removed, or the cluster is closed."""
+        self._check_open()
+        definition = self._definitions.get(family.name)
+        if definition is None or definition.family is not family:
+            raise KeyError(f"the family {family.name!r} was removed")
+
     def make_member(
         self, family: "Family[Member]", label_values: tuple[str, ...]
     ) -> ClusterCounter | ClusterLimiter:
         """A new member of a family."""
-        self._check_open()
         name = family.name
-        definition = self._definitions.get(name)
-        if definition is None or definition.family is not family:
-            raise KeyError(f"the family {name!r} was removed")
+        definition = self._definitions[name]
         if isinstance(definition.options, Schedule):
             return self._make_counter((name, label_values), definition.options)
         return self._make_limiter((name, label_values), definition.options)
@@ -235,7 +256,8 @@ class Registry:
         for (name, _), (limiter, _) in list(self._state.limiters.items()):
             definition = self._definitions.get(name)  # None: it was being removed
             if definition is not None and isinstance(definition.options, LimiterOptions):
-                self._equip(limiter, definition.options, limiter._counters)
+                options = replace(definition.options, target=limiter.target)
+                self._equip(limiter, options, limiter._counters)
 
     def _is_new(self, name: str, definition: Definition) -> bool:
         """Whether the name is free. Raises if it is another definition's."""
@@ -246,9 +268,11 @@ class Registry:
                 f"do, got {name!r}"
             )
         known = self._definitions.get(name)
-        if known is not None and not known.same_as(definition):
+        differences = [] if known is None else known.differences(definition)
+        if differences:
+            here, there = (", ".join(texts) for texts in zip(*differences, strict=True))
             raise ValueError(
-                f"{name!r} is defined already, as {known!r}: remove it first, got {definition!r}"
+                f"{name!r} is defined already, with {here}: remove it first, got {there}"
             )
         return known is None
 
@@ -333,8 +357,12 @@ def _label_names(labels: list[str] | tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(labels, str) or not isinstance(labels, list | tuple) or not labels:
         raise TypeError(f"labels must be a list of names, such as ['country'], got {labels!r}")
     for name in labels:
-        if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
-            raise ValueError(f"labels must be ASCII identifiers, got {name!r} in {labels!r}")
+        is_text = isinstance(name, str) and name.isidentifier() and name.isascii()
+        if not is_text or name.startswith("__"):
+            raise ValueError(
+                "labels must be ASCII identifiers that do not begin with __ (Prometheus keeps "
+                f"these for itself), got {name!r} in {labels!r}"
+            )
         if name in _RESERVED_LABELS:
             raise ValueError(
                 f"labels must not be {', '.join(_RESERVED_LABELS)}: the metrics use these names, "

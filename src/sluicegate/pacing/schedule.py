@@ -17,6 +17,7 @@ from sluicegate._validate import check_between, check_number
 __all__ = ["Schedule", "Span"]
 
 _DAY = 86_400
+_OFFSET_STEP = 900  # seconds: the offsets of time zones are multiples of it
 _PERIODS = (0.001, 100 * 366 * _DAY)  # seconds
 
 
@@ -39,16 +40,27 @@ class Schedule:
         end: "float | datetime | None" = None,
         timezone: str | None = None,
     ) -> None:
+        if period is not None and not begin is end is None:
+            raise ValueError(
+                "expected either period, or begin and end, "
+                f"got period={period!r}, begin={begin!r} and end={end!r}"
+            )
         if (begin is None) != (end is None):
             raise ValueError(f"begin and end go together, got begin={begin!r} and end={end!r}")
-        if period is not None and begin is not None:
-            raise ValueError(f"either period or begin and end, got {period!r} as well as {begin!r}")
         self.period = None if period is None else check_between("period", period, *_PERIODS)
         self.begin = None if begin is None else _seconds("begin", begin)
         self.end = None if end is None else _seconds("end", end)
         if self.begin is not None and self.end is not None and not self.begin < self.end:
             raise ValueError(f"begin must be before end, got {begin!r} and {end!r}")
         self.zone = _zone(timezone)
+
+    @property
+    def period_zone(self) -> str:
+        """The time zone, if the begin of a period depends on it and it is not UTC; else empty."""
+        if self.period is None or self.zone.key == "UTC":
+            return ""
+        fits_day = self.period % _DAY == 0 or _DAY % self.period == 0
+        return self.zone.key if fits_day and _OFFSET_STEP % self.period else ""
 
     @property
     def is_periodic(self) -> bool:
@@ -122,6 +134,8 @@ def _seconds(name: str, value: "float | datetime") -> float:
                 f"{name} must have a time zone, or hosts disagree on it, got {value!r}"
             )
         return value.timestamp()
+    if isinstance(value, str):
+        raise TypeError(f"{name} must be a datetime with a time zone or a Unix time, got {value!r}")
     number = check_number(name, value)
     if not 0.0 <= number < math.inf:
         raise ValueError(f"{name} must be a datetime or a Unix time >= 0, got {value!r}")

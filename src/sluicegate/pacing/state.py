@@ -21,7 +21,6 @@ from sluicegate.pacing.retired_counters import RetiredCounters
 from sluicegate.pacing.schedule import Schedule
 from sluicegate.stores.store import (
     FOLD_AFTER,
-    CounterKey,
     CounterUpdate,
     SyncReply,
     SyncRequest,
@@ -67,13 +66,14 @@ class ClusterState:
         self.clock = clock
         self.sync_interval = sync_interval
         self.live_for = _LIVE_SYNCS * sync_interval
+        self._first_nodes = nodes  # a guess, until the store has answered
         self.nodes = nodes  # that are live, this one included
         self.counters: dict[Name, ClusterCounter] = {}
         self.limiters: dict[Name, tuple[ClusterLimiter, LimiterControl]] = {}
         self.wake: Callable[[], object] = lambda: None  # called when the next sync is due earlier
         self._is_asked_for = False
         self.curves: dict[Name, LearnedCurve] = {}  # of the limiters that learn one
-        self._schedules: WeakKeyDictionary[ClusterCounter, Schedule] = WeakKeyDictionary()
+        self._in_use: WeakKeyDictionary[ClusterCounter, None] = WeakKeyDictionary()
         self._retired = RetiredCounters()
         self._faulty: set[tuple[object, ...]] = set()  # counters and limiters that failed, logged
         self._decay = decay
@@ -95,31 +95,19 @@ class ClusterState:
     ) -> ClusterCounter:
         """A counter of this writer. One that was retired goes on, for its totals only grow."""
         name, label_values = key
-        span = schedule.at(self.clock.unix(self.clock.now()))
-        identity = CounterKey(name, label_values, *span, schedule.period or 0.0).identity
-        found = self._retired.find(identity, schedule)
-        if found is not None:
-            self._schedules[found] = schedule
-            self._retired.take_back(identity, found)
-            return found
         counter = ClusterCounter(
             name, label_values, self.clock, schedule, turns_itself=turns_itself
         )
-        self._schedules[counter] = schedule
-        self._retired.let_wait(identity, counter)
+        counter = self._retired.take_back(counter._key(*counter.span).identity) or counter
+        self._in_use[counter] = None
         return counter
 
     def retire(self, counters: Iterable[ClusterCounter]) -> None:
         """Sync counters once more, and then no longer."""
         now = self.clock.unix(self.clock.now())
         for counter in counters:
-            self._retired.add(counter, self._schedules.get(counter), now)
-            self._schedules.pop(counter, None)
-
-    @property
-    def has_more_to_tell(self) -> bool:
-        """Whether counters were left out of the last request, which the next one may tell."""
-        return self._retired.has_waiting
+            self._retired.add(counter, now)
+            self._in_use.pop(counter, None)
 
     def end(self) -> None:
         """Let nothing pass any more."""
@@ -151,7 +139,8 @@ class ClusterState:
 
     def request(self, local: float, *, is_last: bool = False) -> PendingSync:
         """Everything this node has to tell. The last one gives its holds back."""
-        if self._retired.end_waits() or local - self._heard_at > FOLD_AFTER / 2.0:
+        is_answered = self._heard == self._number
+        if (self._retired.is_full and is_answered) or self._may_be_folded(local):
             self._rename()
         self._last_sync = local
         self._is_asked_for = False
@@ -168,6 +157,10 @@ class ClusterState:
             updates = [update._replace(rate=0.0, want=0.0) for update in updates]
         request = self._make_request(local, 0.0 if is_last else self.live_for, updates)
         return PendingSync(request, local, told.owners, limiters, retired)
+
+    def _may_be_folded(self, local: float) -> bool:
+        """Whether the store may forget this writer before the next sync: then it is a new one."""
+        return local - self._heard_at > self.live_for + FOLD_AFTER / 2.0
 
     def _make_request(
         self, local: float, live_for: float, updates: list[CounterUpdate]
@@ -242,8 +235,10 @@ class ClusterState:
     def restart(self) -> None:
         """Be a new writer with nothing counted: a forked child, whose parent tells the rest."""
         self._begin_as_new_writer()
+        self.nodes = self._first_nodes
         for counter in self._all_counters():
             counter._restart()
+            counter._share_guess(1.0 / self.nodes)
         self._retired.clear()
 
     def _rename(self) -> None:
@@ -266,14 +261,12 @@ class ClusterState:
 
     def _all_counters(self) -> list[ClusterCounter]:
         """Those in use, those that are just being made included, and those that were removed."""
-        in_use = [reference() for reference in self._schedules.keyrefs()]
+        in_use = [reference() for reference in self._in_use.keyrefs()]
         found = [counter for counter in in_use if counter is not None]
         return list(dict.fromkeys([*found, *self._retired.counters()]))
 
     def _tell_counters(self, told: "_Told", local: float) -> None:
         for counter in list(self.counters.values()):
-            if self._retired.is_waiting(counter):
-                continue
             try:
                 counter._measure(local, self.sync_interval, self._decay)
                 told.add([(counter, counter._updates())])
@@ -287,8 +280,6 @@ class ClusterState:
         next_sync = self.next_sync(local) if self._number == 2 else self._next_beat(local)
         limiters = []
         for limiter, control in list(self.limiters.values()):
-            if any(map(self._retired.is_waiting, limiter._counters)):
-                continue
             try:
                 limiter._turn_if_over()
                 told.add(control.updates(limiter, local, next_sync - local, self._decay))

@@ -48,7 +48,7 @@ _LIMITER_METRICS: tuple[tuple[str, str, Callable[[ClusterLimiter], float]], ...]
     ("ideal_reward", "Rewards that should be reached by now", lambda one: one.ideal_reward()),
     ("lag_seconds", "Time by which the cluster is behind the line", lambda one: one.lag),
     ("score_cut", "Score above which requests pass", lambda one: one.score_cut),
-    ("over", "1 after the end of a limiter with begin and end", lambda one: one.is_over),
+    ("ended", "1 after the end of a limiter with begin and end", lambda one: one.is_over),
 )
 
 # Of each counter. "last" is the cluster's sum at the last answered sync.
@@ -56,7 +56,11 @@ _COUNTER_METRICS: tuple[tuple[str, str, Callable[[ClusterCounter], float]], ...]
     ("local_sum", "Sum on this node in this period", lambda one: one.local()),
     ("local_count", "Calls on this node in this period", lambda one: one.local_count),
     ("estimated_sum", "The cluster's sum in this period, estimated", lambda one: one.value()),
-    ("estimated_count", "The cluster's calls in this period", lambda one: one.cluster_count),
+    (
+        "estimated_count",
+        "The cluster's calls in this period, estimated",
+        lambda one: one.cluster_count,
+    ),
     ("last_sum", "The cluster's sum at the last answered sync", lambda one: _last(one, 2)),
     ("last_local_sum", "This node's sum at the last answered sync", lambda one: _last(one, 1)),
     ("share", "Part of the cluster's rate that is this node's", lambda one: one.share),
@@ -97,6 +101,7 @@ def prometheus_text(
 
 def _of_node(status: ClusterStatus, me: Labels) -> Iterator[str]:
     for name, kind, help_text, value in (
+        ("started", "gauge", "1 if the thread that syncs runs", status.is_started),
         ("in_touch", "gauge", "1 if the last sync was answered", status.is_in_touch),
         ("nodes", "gauge", "Live nodes of the cluster, this one included", status.nodes),
         (

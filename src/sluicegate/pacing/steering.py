@@ -48,6 +48,7 @@ class Seen(NamedTuple):
     time: float
     interval: float  # seconds until the next sync
     share: float  # of the cluster's requests that come to this node
+    gap: float  # seconds between two requests at this node; infinite: none is expected
     request_rate: float  # of this node, per second
     cluster_request_rate: float
     passes: float  # of the cluster, in this period
@@ -56,11 +57,6 @@ class Seen(NamedTuple):
     unit: float  # the usual cost of a request
     nodes: int  # that are live
     is_settling: bool  # the store was away, and others have not told yet what they did
-
-    @property
-    def gap(self) -> float:
-        """Seconds between two requests at this node."""
-        return self.unit / self.request_rate if self.request_rate > 0.0 else math.inf
 
 
 class Claim(NamedTuple):
@@ -189,7 +185,7 @@ class Steering:
         plan = self.plan(seen)
         if self._is_last(seen):
             # Whole units, and soon enough that requests come for all of them.
-            plan = max(plan, granted - credit)
+            plan = max(plan, min(granted - credit, plan + seen.unit))
             left -= min(_LAST_REQUESTS * seen.gap, 0.5 * left)
         return self._evenly(seen, plan / max(left, 1e-3))
 
@@ -204,7 +200,7 @@ class Steering:
 
     def _soon(self, seen: Seen) -> float:
         """Passes that are due before this node syncs again, or has its next request."""
-        if seen.request_rate <= 0.0:
+        if seen.gap == math.inf:
             # A first request may come; but not at the expense of those who have requests.
             return (self.target - self._expected(seen)) / self.reward_rate - seen.nodes * seen.unit
         soon = self.line.part(seen.time + _AHEAD * max(seen.interval, seen.gap))
@@ -235,11 +231,11 @@ class Steering:
         return self.target * self.line.part(time)
 
     def lag(self, time: float) -> float:
-        """Seconds behind the line, as of the last sync."""
+        """Seconds behind the line, as of the last sync or the begin of the period."""
         if self._seen is None:
             return 0.0
         reached = self.line.time_of(self._expected(self._seen) / self.target)
-        return min(self._seen.time, self.line.end) - reached
+        return min(max(self._seen.time, self.line.begin), self.line.end) - reached
 
     def _is_last(self, seen: Seen) -> bool:
         """Whether the next sync comes after the end of the line."""

@@ -7,6 +7,7 @@ have one key:
     sluicegate:{shop}:writers                                  who is live: a sorted set
     sluicegate:{shop}:ads%3Apass:every_60                      a periodic counter: a hash
     sluicegate:{shop}:ads%3Apass:every_60:de                   the same with a label
+    sluicegate:{shop}:ads%3Apass:every_86400_Asia/Tokyo        days of a time zone
     sluicegate:{shop}:clicks:1700000000_1700086400             one with a begin and an end
     sluicegate:{shop}:clicks:always                            one with neither
 
@@ -84,7 +85,7 @@ class GoKeys:
 def _identity(key: CounterKey) -> str:
     """What `CounterKey.identity` says, as text."""
     if key.period:
-        schedule = f"every_{_number(key.period)}"
+        schedule = f"every_{_number(key.period)}" + (f"_{key.zone}" if key.zone else "")
     elif key.end:
         schedule = f"{_number(key.begin)}_{_number(key.end)}"
     else:

@@ -59,12 +59,13 @@ class CounterKey(NamedTuple):
     begin: float
     end: float
     period: float  # seconds; 0 if it happens once
+    zone: str = ""  # the time zone, if the begin of a period depends on it
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What is the same in all its periods. One with another length is another counter."""
+        """What is the same in all its periods. One with other periods is another counter."""
         if self.period:
-            return (self.name, self.labels, self.period)
+            return (self.name, self.labels, self.period, self.zone)
         return (self.name, self.labels, self.begin, self.end)
 
 
@@ -122,12 +123,11 @@ def check_updates(updates: list[CounterUpdate]) -> None:
         key, total, count, rate, want, unit, ceiling = update
         if not (
             math.isfinite(total + count + rate + want + key.begin + key.end)
-            and rate >= 0.0
             and want >= 0.0
             and 0.0 < unit < math.inf
             and ceiling > -math.inf
         ):
             raise ValueError(
-                "an update must have finite numbers, a rate and a want >= 0, and a unit above 0, "
+                "an update must have finite numbers, a want >= 0, and a unit above 0, "
                 f"got {update!r}"
             )

@@ -82,6 +82,19 @@ def test_threads_share_a_budget_where_there_is_no_redis() -> None:
     assert not folder.exists()
 
 
+def test_the_table_keeps_its_figures_when_the_traffic_has_ended() -> None:
+    with PacingDemo(4, StopFlag(), in_memory=True) as demo:
+        demo.run()
+        shown = demo.nodes()
+        end = demo._fleet.begin + demo.seconds
+        time.sleep(max(end + 2.0 - time.monotonic(), 0.0))  # some syncs without any traffic
+        assert demo.nodes() == shown
+    statuses = [node.status for node in shown if node.status is not None]
+    assert len(statuses) == 4
+    assert all(status.pass_rate > 0.0 for status in statuses)
+    assert sum(status.share for status in statuses) > 0.5
+
+
 @pytest.mark.parametrize(
     ("passed", "missed"),
     [

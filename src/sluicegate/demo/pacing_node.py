@@ -150,16 +150,17 @@ def _send(
                 min(max(time.monotonic() - begin, 0.0), plan.seconds - 1), has_passed=has_passed
             )
             sent_until += 1.0 / plan.rate(sent_until)
-        record.publish(
-            NodeStatus(
-                os.getpid(),
-                cluster.state.is_in_touch,
-                limiter.pass_rate,
-                limiter.requests.share,
-                limiter.lag,
-                limiter.passes.value(),
-            )
+        status = NodeStatus(
+            os.getpid(),
+            cluster.state.is_in_touch,
+            limiter.pass_rate,
+            limiter.requests.share,
+            limiter.lag,
+            limiter.passes.value(),
         )
+        # Rates decay when the traffic has ended, so the last status with traffic stays.
+        if time.monotonic() - begin < plan.seconds:
+            record.publish(status)
         time.sleep(_TICK)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sluicegate.demo.pacing import BUDGET, PacingDemo, checks, report
+from sluicegate.demo.pacing_fleet import _NodeThread
 from sluicegate.demo.pacing_screen import frame, show, summary
 from sluicegate.demo.quota import StopFlag
 from sluicegate.demo.sparkline import BLOCKS, plain
@@ -47,12 +48,13 @@ def test_four_processes_spend_the_budget_over_redis() -> None:
         "node-3 is killed",
         "node-3 is started again",
     ]
-    # However busy the machine is: it cannot let more pass. The killed node's last half second is
-    # not known to the others.
+    # However busy the machine is: it cannot let more pass. What the killed node passed since its
+    # last sync is not known to the others.
     target = found["target"]
     assert target == BUDGET * SECONDS
     assert sum(found["per_second"]["passed"]) == found["passed"] <= 1.02 * target
     assert found["passed"] >= 0.5 * target
+    assert found["unsynced"] >= 0
     assert all(node["passed"] > 0 for node in found["nodes"])
     assert len(found["per_second"]["line"]) == SECONDS
     assert found["per_second"]["line"][-1] == target
@@ -80,6 +82,28 @@ def test_threads_share_a_budget_where_there_is_no_redis() -> None:
         assert folder.exists()
         assert not report(demo)["held"]  # it was not run to its end
     assert not folder.exists()
+
+
+def test_the_passes_that_a_killed_node_has_not_synced_are_counted() -> None:
+    with PacingDemo(60, StopFlag(), in_memory=True) as demo:
+        nodes = [node for node in demo._fleet.nodes if isinstance(node, _NodeThread)]
+        victim = nodes[2]
+        wait_for(lambda: victim.record.status().synced > 0, seen=victim.record.status)
+        assert demo.unsynced is None
+        thread = victim._thread
+        assert thread is not None
+        demo.step(36.0)
+        assert demo.events[-1] == "36 s: node-3 is killed"
+        thread.join(PATIENCE)  # it tries in vain for some seconds to sync
+        demo.step(45.0)
+        assert demo.events[-1] == "45 s: node-3 is started again"
+        for node in nodes:
+            node.stop()
+        passed = sum(node.record.passed() for node in nodes)
+        counters = victim._shared._clusters["demo"].counters
+        (known,) = [one.sum for key, one in counters.items() if key[0] == "budget:pass"]
+        assert demo.unsynced is not None
+        assert 0 <= passed - known <= demo.unsynced < passed
 
 
 def test_the_table_keeps_its_figures_when_the_traffic_has_ended() -> None:
@@ -113,6 +137,18 @@ def test_the_verdict_names_what_was_missed(
     assert report(demo)["held"] == (not missed)
     text = plain(summary(demo))
     assert [line.split()[-1] for line in text.splitlines()[3:6]].count("no") == len(missed)
+
+
+def test_the_last_lines_say_why_more_than_the_budget_may_pass(demo: PacingDemo) -> None:
+    demo.passed = [BUDGET] * 9 + [BUDGET + 6]
+    assert "was killed" not in summary(demo)
+    demo.unsynced = 6
+    lines = plain(summary(demo)).splitlines()
+    assert lines[-2:] == [
+        "node-3 was killed: the up to 6 that it passed since its last sync are not known",
+        "to the others, so up to 2006 may pass instead of 2000.",
+    ]
+    assert report(demo)["unsynced"] == 6
 
 
 def test_the_screen_fits_a_terminal_of_80_columns(demo: PacingDemo) -> None:

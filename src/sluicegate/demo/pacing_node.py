@@ -30,7 +30,7 @@ MAX_SECONDS = 3600
 _SYNC_INTERVAL = 0.5
 _MAX_BACKLOG = 0.5  # seconds of requests that are made up after a pause
 _TICK = 0.01
-_HEADER = 6
+_HEADER = 7
 _WORD = 8
 
 
@@ -73,6 +73,7 @@ class NodeStatus:
     share: float = 0.0
     lag: float = 0.0
     value: float = 0.0  # the passes of all nodes, as it knows them
+    synced: float = 0.0  # its own passes as of its last answered sync
 
 
 class NodeRecord:
@@ -108,6 +109,10 @@ class NodeRecord:
         """Requests and passes of a second."""
         place = _HEADER + 2 * second
         return int(self._words[place]), int(self._words[place + 1])
+
+    def passed(self) -> int:
+        """Passes of all seconds."""
+        return int(sum(self._words[_HEADER + 1 :: 2]))
 
     def close(self) -> None:
         self._words.release()
@@ -157,6 +162,7 @@ def _send(
             limiter.requests.share,
             limiter.lag,
             limiter.passes.value(),
+            _synced(limiter),
         )
         # Rates decay when the traffic has ended, so the last status with traffic stays.
         if time.monotonic() - begin < plan.seconds:
@@ -164,10 +170,15 @@ def _send(
         time.sleep(_TICK)
 
 
+def _synced(limiter: ClusterLimiter) -> float:
+    history = limiter.passes.history
+    return history[-1][1] if history else 0.0
+
+
 def _values(status: NodeStatus) -> tuple[float, ...]:
     return (
         *(status.pid, status.is_in_touch, status.pass_rate, status.share),
-        *(status.lag, status.value),
+        *(status.lag, status.value, status.synced),
     )
 
 

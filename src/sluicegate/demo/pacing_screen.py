@@ -6,7 +6,7 @@ shell with the terminal. Rich is imported there alone.
 
 from typing import TYPE_CHECKING
 
-from sluicegate.demo.pacing import BUDGET, REQUESTS, NodeRow, PacingDemo, checks
+from sluicegate.demo.pacing import BUDGET, REQUESTS, VICTIM, NodeRow, PacingDemo, checks
 from sluicegate.demo.sparkline import bar_height, draw
 
 if TYPE_CHECKING:
@@ -71,8 +71,20 @@ def summary(demo: PacingDemo) -> str:
             *lines,
             "",
             "The measures are parts of the budget. How it works: docs/pacing.md",
+            *_unsynced(demo),
         ]
     )
+
+
+def _unsynced(demo: PacingDemo) -> list[str]:
+    """Why more than the budget may have passed."""
+    if demo.unsynced is None:
+        return []
+    return [
+        f"{VICTIM} was killed: the up to {demo.unsynced} that it passed since its last sync are "
+        "not known",
+        f"to the others, so up to {demo.target + demo.unsynced} may pass instead of {demo.target}.",
+    ]
 
 
 def show(demo: PacingDemo, console: "Console", bars: str) -> None:

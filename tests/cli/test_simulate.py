@@ -124,7 +124,9 @@ def test_what_is_asked_wrongly_is_exit_code_2(
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--help") == 0
-    assert "\n  sluicegate simulate overload-3x\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "\n  sluicegate simulate overload-3x\n" in printed
+    assert "A pacing\nscenario is run with our limiters alone" in printed
 
 
 def test_a_log_can_be_replayed(

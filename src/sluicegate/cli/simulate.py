@@ -26,9 +26,11 @@ __all__ = ["configure"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Runs a cluster in virtual time, with our assignment and with the classic one, and\n"
-        "compares what passed with the limits. The exit code is 0 if ours meets all goals of the\n"
-        "scenario, 1 if not, 2 for wrong usage."
+        "Runs a cluster in virtual time. A scenario of quotas is run with our assignment\n"
+        "and with the classic one, and what passed is compared with the limits. A pacing\n"
+        "scenario is run with our limiters alone, and what passed is compared with the\n"
+        "line of its target. The exit code is 0 if ours meets all goals of the scenario,\n"
+        "1 if not, 2 for wrong usage."
     )
     parser.epilog = (
         "examples:\n  sluicegate simulate --list\n  sluicegate simulate overload-3x\n"

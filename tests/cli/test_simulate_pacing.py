@@ -1,5 +1,6 @@
 """`sluicegate simulate` with pacing scenarios and random pacing clusters."""
 
+import dataclasses
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -7,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sluicegate.cli.main import main
+from sluicegate.sim.pacing.random_clusters import REGIMES, Bounds
 
 SCENARIO = """
 title = "Mine"
@@ -82,6 +84,28 @@ def test_a_random_cluster_can_be_shown_saved_and_run_again(
     assert main(["simulate", "pacing-random", "--seed", "12", "--save", str(saved)]) == 0
     assert "per node and sync" in capsys.readouterr().out
     assert main(["simulate", str(saved), "--seed", "12"]) == 0
+
+
+def test_a_random_cluster_is_judged_by_the_bounds_of_its_regime(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["simulate", "pacing-random", "--seed", "12"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = {row[0]: row[-4:] for row in rows if row and row[-1] in ("yes", "no")}
+    assert found == {
+        "short": ["<=", "6.00", "%", "yes"],
+        "over": ["<=", "0.00", "%", "yes"],
+        "gap": ["<=", "5.00", "%", "yes"],
+        "unrecorded": ["0", "<=", "0", "yes"],
+    }
+    strict = dataclasses.replace(REGIMES["even"], short=Bounds(0.0, 0.0, 0.0001))
+    monkeypatch.setitem(REGIMES, "even", strict)
+    assert main(["simulate", "pacing-random", "--seed", "12"]) == 1
+    assert "<= 0.01 %  no\n" in capsys.readouterr().out
+    assert main(["simulate", "pacing-random", "--seed", "12", "--json"]) == 1
+    (outcome,) = json.loads(capsys.readouterr().out)["outcomes"]
+    assert [missed["goal"] for missed in outcome["missed"]] == ["short"]
+    assert [one["met"] for one in outcome["bounds"]] == [False, True, True, True]
 
 
 def test_many_random_clusters_have_a_summary(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from sluicegate.cli.output import progress_bar, write_file
 from sluicegate.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sluicegate.sim.pacing.random_clusters import Facts
     from sluicegate.sim.pacing.simulate import PacingOutcome
 
 __all__ = ["run", "write_names"]
@@ -51,22 +52,26 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(
-    arguments: argparse.Namespace, scenarios: Sequence[Any], more: dict[str, Any] | None = None
+    arguments: argparse.Namespace, scenarios: Sequence[Any], facts: "Facts | None" = None
 ) -> int:
+    """Run scenarios, or a random cluster with these facts, and write what was asked for."""
     from sluicegate.sim.pacing.html_report import page, picture
+    from sluicegate.sim.pacing.random_runs import judge
     from sluicegate.sim.pacing.simulate import simulate
 
     if arguments.html is not None and not write_file(arguments.html, "", "a"):
         return 1  # now, and not after a long run
     with progress_bar() as progress:
         outcomes = simulate(scenarios, seed=arguments.seed, runs=arguments.runs, progress=progress)
+    if facts is not None:
+        outcomes[0].bounded = judge(facts, outcomes[0].results[0]).bounded
     if arguments.html is not None and not write_file(arguments.html, page(outcomes), "w"):
         return 1
     if arguments.svg is not None:
         text = picture(outcomes[0].results[0])
         if not write_file(arguments.svg, text, "w", "the picture"):
             return 1
-    return _print(arguments, outcomes, more or {})
+    return _print(arguments, outcomes, {} if facts is None else {"facts": facts.as_dict()})
 
 
 def _print(
@@ -102,7 +107,7 @@ def _run_random(arguments: argparse.Namespace) -> int:
         return 1
     if not arguments.json and not arguments.markdown:
         sys.stdout.write(f"{cluster.facts}\n\n")
-    return _simulate(arguments, [cluster.scenario], {"facts": cluster.facts.as_dict()})
+    return _simulate(arguments, [cluster.scenario], cluster.facts)
 
 
 def _run_many_random(arguments: argparse.Namespace) -> int:

@@ -33,7 +33,16 @@ from typing import Any, NamedTuple
 
 from sluicegate.sim.measures import Goal, Missed
 
-__all__ = ["GOALS", "Measures", "PeriodFigures", "Series", "missed", "recovery", "worst"]
+__all__ = [
+    "GOALS",
+    "Bounded",
+    "Measures",
+    "PeriodFigures",
+    "Series",
+    "missed",
+    "recovery",
+    "worst",
+]
 
 _ROUNDING = 1e-9
 _WITHIN = 0.05  # of the line
@@ -86,6 +95,27 @@ class PeriodFigures(NamedTuple):
     error: float
     error_most: float
     gap: float
+
+
+class Bounded(NamedTuple):
+    """A figure of a random cluster, and the most that its regime allows."""
+
+    name: str
+    figure: float
+    most: float
+    tolerance: float  # for rounding
+
+    @property
+    def is_met(self) -> bool:
+        return self.figure <= self.most + self.tolerance
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "figure": self.figure,
+            "most": self.most,
+            "met": self.is_met,
+        }
 
 
 @dataclass(slots=True)

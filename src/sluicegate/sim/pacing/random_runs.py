@@ -7,11 +7,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sluicegate.sim.pacing.measures import PeriodFigures
+from sluicegate.sim.pacing.measures import Bounded, PeriodFigures
 from sluicegate.sim.pacing.random_clusters import REGIMES, Facts, draw
 from sluicegate.sim.pacing.runner import Result, run
 
-__all__ = ["Row", "Summary", "run_many", "run_one", "summaries", "table"]
+__all__ = ["Row", "Summary", "judge", "run_many", "run_one", "summaries", "table"]
 
 _ROUNDING = 1e-6
 FIGURES = ("short", "over", "gap")
@@ -31,13 +31,23 @@ class Row:
     seconds: float = field(default=0.0, compare=False)  # of a processor
 
     @property
+    def bounded(self) -> list[Bounded]:
+        """The figures that it is judged by, and the worst that its regime may have."""
+        facts, regime = self.facts, REGIMES[self.facts.regime]
+        found = [
+            Bounded("short", self.short, regime.short.worst, _ROUNDING),
+            Bounded("over", self.over, facts.most_over, _ROUNDING),
+            Bounded("gap", self.gap, regime.gap.worst, _ROUNDING),
+        ]
+        if facts.outage < facts.period:  # the store keeps a period and the one before it
+            tolerance = _ROUNDING * (facts.target + 1.0)
+            found.append(Bounded("unrecorded", self.unrecorded, 0.0, tolerance))
+        return found
+
+    @property
     def missed(self) -> list[str]:
         """The figures that are worse than the worst that its regime may have."""
-        regime = REGIMES[self.facts.regime]
-        most = {"short": regime.short.worst, "over": self.facts.most_over, "gap": regime.gap.worst}
-        if self.facts.outage < self.facts.period:  # the store keeps a period and the one before it
-            most["unrecorded"] = _ROUNDING * self.facts.target
-        return [name for name, bound in most.items() if getattr(self, name) > bound + _ROUNDING]
+        return [one.name for one in self.bounded if not one.is_met]
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "missed": self.missed}

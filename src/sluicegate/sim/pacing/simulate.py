@@ -1,11 +1,11 @@
 """Runs of pacing scenarios, and the verdict."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sluicegate.sim.measures import Missed
-from sluicegate.sim.pacing.measures import Measures, missed, worst
+from sluicegate.sim.pacing.measures import Bounded, Measures, missed, worst
 from sluicegate.sim.pacing.runner import Result, run
 from sluicegate.sim.pacing.scenario import PacingScenario
 
@@ -16,10 +16,11 @@ Progress = Callable[[str, float], object]  # what is run, the part of all that i
 
 @dataclass(slots=True)
 class PacingOutcome:
-    """All runs of one scenario."""
+    """All runs of one scenario. `bounded`: what else a random cluster is judged by."""
 
     scenario: PacingScenario
     results: list[Result]
+    bounded: list[Bounded] = field(default_factory=list)
 
     @property
     def worst(self) -> Measures:
@@ -27,8 +28,11 @@ class PacingOutcome:
 
     @property
     def missed(self) -> list[Missed]:
-        """The goals that the worst run does not meet."""
-        return missed(self.worst, self.scenario.goals)
+        """The goals that the worst run does not meet, and the bounds that are exceeded."""
+        exceeded = [
+            Missed(one.name, one.figure, one.most) for one in self.bounded if not one.is_met
+        ]
+        return missed(self.worst, self.scenario.goals) + exceeded
 
     @property
     def met(self) -> bool:
@@ -41,6 +45,7 @@ class PacingOutcome:
             "about": self.scenario.about,
             "seconds": self.scenario.seconds,
             "goals": self.scenario.goals,
+            "bounds": [one.as_dict() for one in self.bounded],
             "met": self.met,
             "missed": [missed._asdict() for missed in self.missed],
             "runs": [result.as_dict() for result in self.results],

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sluicegate.sim.pacing.measures import GOALS
+from sluicegate.sim.pacing.measures import GOALS, Bounded
 from sluicegate.sim.pacing.simulate import PacingOutcome
 
 __all__ = ["figure", "goal", "markdown", "plain", "rows"]
@@ -31,15 +31,26 @@ def rows(outcome: PacingOutcome) -> list[tuple[str, list[str], str, str]]:
     """(what, the figure, the goal, met or not)"""
     measures, goals = outcome.worst, outcome.scenario.goals
     missed = {one.goal for one in outcome.missed}
+    bounded = {one.name for one in outcome.bounded}
     found = []
     for name, about in GOALS.items():
         value, expected = measures[name], goals.get(name)
         if expected is None and (name not in _ALWAYS or value is None):
             continue
+        if name == "unrecorded" and name in bounded:
+            continue  # it comes with its bound
         verdict = "" if expected is None else "no" if name in missed else "yes"
         texts = [figure(name, value)]
         found.append((about.text, texts, goal(name, expected), verdict))
-    return found
+    return found + [_bounded_row(one) for one in outcome.bounded]
+
+
+def _bounded_row(one: Bounded) -> tuple[str, list[str], str, str]:
+    if one.name == "unrecorded":
+        texts = figure(one.name, one.figure), goal(one.name, one.most)
+    else:
+        texts = f"{100.0 * one.figure:.2f} %", f"<= {100.0 * one.most:.2f} %"
+    return one.name, [texts[0]], texts[1], "yes" if one.is_met else "no"
 
 
 def plain(outcome: PacingOutcome) -> str:
@@ -57,6 +68,8 @@ def plain(outcome: PacingOutcome) -> str:
     ]
     for what, (text,), expected, verdict in rows(outcome):
         lines.append(f"{what:{_WIDTH}}{text:>12}{expected:>12}  {verdict}".rstrip())
+    if outcome.bounded:
+        lines += ["", "The goals are the worst that a cluster of its regime may have."]
     return "\n".join(lines)
 
 

@@ -344,7 +344,8 @@ def test_a_random_cluster_is_shown_with_its_facts_and_can_be_saved(
 ) -> None:
     saved = tmp_path / "saved.toml"
     assert main(["simulate", "random", "--seed", "17", "--save", str(saved)]) == 0
-    printed = capsys.readouterr().out
+    printed, told = capsys.readouterr()
+    assert told == f"saved {saved}: run it with: sluicegate simulate {saved} --seed 17\n"
     assert "random: Random cluster 17" in printed
     assert "requests per node and slot" in printed
     assert "shortfall " in printed

@@ -82,8 +82,27 @@ def test_a_random_cluster_can_be_shown_saved_and_run_again(
 ) -> None:
     saved = tmp_path / "saved.toml"
     assert main(["simulate", "pacing-random", "--seed", "12", "--save", str(saved)]) == 0
-    assert "per node and sync" in capsys.readouterr().out
-    assert main(["simulate", str(saved), "--seed", "12"]) == 0
+    printed = capsys.readouterr()
+    assert "per node and sync" in printed.out
+    command = f"sluicegate simulate {saved} --seed 12"
+    assert printed.err == f"saved {saved}: run it with: {command}\n"
+    assert main(command.split()[1:]) == 0
+    again = capsys.readouterr().out
+    (figures,) = [line for line in printed.out.splitlines() if line.startswith("largest error")]
+    assert figures in again
+
+
+def test_the_document_for_programs_is_alone_on_stdout_when_a_cluster_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "my cluster"
+    words = ["pacing-random", "--seed", "12", "--json", "--save", str(saved)]
+    assert main(["simulate", *words]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["met"] is True
+    assert printed.err == (
+        f"saved {saved}: rename it and run it with: sluicegate simulate '{saved}.toml' --seed 12\n"
+    )
 
 
 def test_a_random_cluster_is_judged_by_the_bounds_of_its_regime(

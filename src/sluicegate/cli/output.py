@@ -3,6 +3,7 @@
 import contextlib
 import locale
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
@@ -16,6 +17,7 @@ __all__ = [
     "is_terminal",
     "open_console",
     "progress_bar",
+    "tell_saved",
     "write_file",
 ]
 
@@ -64,6 +66,16 @@ def write_file(path: str, text: str, mode: str, what: str = "the HTML report") -
         sys.stderr.write(f"sluicegate simulate: cannot write {what}: {error}\n")
         return False
     return True
+
+
+def tell_saved(path: str | None, seed: int) -> None:
+    """Say on stderr how a saved random cluster is run again: the seed is not in the file."""
+    if path is None:
+        return
+    file = path if path.endswith(".toml") else f"{path}.toml"
+    is_renamed = "" if file == path else "rename it and "
+    command = f"sluicegate simulate {shlex.quote(file)} --seed {seed}"
+    sys.stderr.write(f"saved {path}: {is_renamed}run it with: {command}\n")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluicegate.cli import simulate_pacing
 from sluicegate.cli.arguments import count, integer, seconds
-from sluicegate.cli.output import discard, progress_bar, write_file
+from sluicegate.cli.output import discard, progress_bar, tell_saved, write_file
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError
 
@@ -185,7 +185,9 @@ def _run_one_random(arguments: argparse.Namespace) -> int:
         return 1
     if not arguments.json and not arguments.markdown:
         sys.stdout.write(f"{cluster.facts}\n\n")
-    return _print(arguments, outcomes, {"facts": cluster.facts.as_dict()})
+    code = _print(arguments, outcomes, {"facts": cluster.facts.as_dict()})
+    tell_saved(arguments.save, arguments.seed)
+    return code
 
 
 def _run_many_random(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sluicegate.cli.output import progress_bar, write_file
+from sluicegate.cli.output import progress_bar, tell_saved, write_file
 from sluicegate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ def _run_random(arguments: argparse.Namespace) -> int:
         return 1
     if not arguments.json and not arguments.markdown:
         sys.stdout.write(f"{cluster.facts}\n\n")
-    return _simulate(arguments, [cluster.scenario], cluster.facts)
+    code = _simulate(arguments, [cluster.scenario], cluster.facts)
+    tell_saved(arguments.save, arguments.seed)
+    return code
 
 
 def _run_many_random(arguments: argparse.Namespace) -> int:

@@ -258,11 +258,14 @@ def test_the_page_stands_by_itself_and_draws_every_user(mine: Path, tmp_path: Pa
     assert "join" in "".join(tree.itertext())
 
 
-def test_a_page_of_less_than_a_slot_says_so(mine: Path, tmp_path: Path) -> None:
+def test_a_page_of_less_than_a_slot_says_so(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "page.html"
     mine.write_text(MINE.replace("seconds = 25", "seconds = 0.5\nwarm_up = 0"))
     assert main(["simulate", str(mine), "--html", str(path)]) in (0, 1)
     assert "less than a slot, nothing is drawn" in path.read_text()
+    assert capsys.readouterr().err == f"wrote {path}\n"
 
 
 def test_many_events_are_drawn_up_to_a_bound_and_names_do_not_overlap(
@@ -360,7 +363,8 @@ def test_many_random_clusters_are_summed_up_per_regime(
     drawn = tmp_path / "space.svg"
     assert main(["simulate", "random", "--runs", "4", "--seed", "3", "--svg", str(drawn)]) == 0
     assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
-    printed = capsys.readouterr().out
+    printed, told = capsys.readouterr()
+    assert told == f"wrote {drawn}\n"
     assert printed.startswith("4 random clusters from seed 3, ")
     assert "sluicegate simulate random --seed " in printed
     assert main(["simulate", "random", "--runs", "4", "--seed", "3", "--json", "--jobs", "2"]) == 0

@@ -72,6 +72,16 @@ def test_a_run_can_be_drawn_as_a_picture(mine: Path, tmp_path: Path) -> None:
     assert len(root.findall("{http://www.w3.org/2000/svg}g")) == 3
 
 
+def test_the_files_that_were_written_are_named_on_stderr(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, drawn = tmp_path / "page.html", tmp_path / "run.svg"
+    assert main(["simulate", str(mine), "--json", "--html", str(page), "--svg", str(drawn)]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["met"] is True
+    assert printed.err == f"wrote {page}\nwrote {drawn}\n"
+
+
 def test_the_list_has_the_pacing_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--list"]) == 0
     assert "pacing-steady           Pacing: steady traffic\n" in capsys.readouterr().out

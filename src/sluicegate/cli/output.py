@@ -18,6 +18,7 @@ __all__ = [
     "open_console",
     "progress_bar",
     "tell_saved",
+    "tell_written",
     "write_file",
 ]
 
@@ -66,6 +67,13 @@ def write_file(path: str, text: str, mode: str, what: str = "the HTML report") -
         sys.stderr.write(f"sluicegate simulate: cannot write {what}: {error}\n")
         return False
     return True
+
+
+def tell_written(*paths: str | None) -> None:
+    """Say on stderr which files were written; None: none was asked for."""
+    for path in paths:
+        if path is not None:
+            sys.stderr.write(f"wrote {path}\n")
 
 
 def tell_saved(path: str | None, seed: int) -> None:

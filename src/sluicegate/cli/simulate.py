@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluicegate.cli import simulate_pacing
 from sluicegate.cli.arguments import count, integer, seconds
-from sluicegate.cli.output import discard, progress_bar, tell_saved, write_file
+from sluicegate.cli.output import discard, progress_bar, tell_saved, tell_written, write_file
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError
 
@@ -142,7 +142,9 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
         )
     if arguments.html is not None and not write_file(arguments.html, page(outcomes), "w"):
         return 1
-    return _print(arguments, outcomes)
+    code = _print(arguments, outcomes)
+    tell_written(arguments.html)
+    return code
 
 
 def _is_pacing(name: str) -> bool:
@@ -186,6 +188,7 @@ def _run_one_random(arguments: argparse.Namespace) -> int:
     if not arguments.json and not arguments.markdown:
         sys.stdout.write(f"{cluster.facts}\n\n")
     code = _print(arguments, outcomes, {"facts": cluster.facts.as_dict()})
+    tell_written(arguments.html)
     tell_saved(arguments.save, arguments.seed)
     return code
 
@@ -217,6 +220,7 @@ def _run_many_random(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(document) + "\n")
     else:
         sys.stdout.write(table(rows) + "\n")
+    tell_written(arguments.svg)
     return 0 if met else 1
 
 

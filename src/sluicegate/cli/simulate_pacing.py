@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sluicegate.cli.output import progress_bar, tell_saved, write_file
+from sluicegate.cli.output import progress_bar, tell_saved, tell_written, write_file
 from sluicegate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def _simulate(
         text = picture(outcomes[0].results[0])
         if not write_file(arguments.svg, text, "w", "the picture"):
             return 1
-    return _print(arguments, outcomes, {} if facts is None else {"facts": facts.as_dict()})
+    code = _print(arguments, outcomes, {} if facts is None else {"facts": facts.as_dict()})
+    tell_written(arguments.html, arguments.svg)
+    return code
 
 
 def _print(

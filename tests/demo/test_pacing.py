@@ -13,6 +13,7 @@ from rich.text import Text
 
 from sluicegate.demo.pacing import BUDGET, PacingDemo, checks, report
 from sluicegate.demo.pacing_fleet import _NodeThread
+from sluicegate.demo.pacing_node import NodeStatus
 from sluicegate.demo.pacing_screen import frame, show, summary
 from sluicegate.demo.quota import StopFlag
 from sluicegate.demo.sparkline import BLOCKS, plain
@@ -161,6 +162,14 @@ def test_the_screen_fits_a_terminal_of_80_columns(demo: PacingDemo) -> None:
     assert max(map(len, lines)) <= 80
     assert lines[3].split()[-1] == lines[4].split()[-1] == "1400"
     assert "5 s: most of the traffic moves to node-1" in lines
+
+
+def test_a_lag_of_nothing_has_no_sign(demo: PacingDemo, monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses = [NodeStatus(1, True, 0.25, 0.25, lag) for lag in (-0.004, -0.006, 0.0, 0.004)]
+    monkeypatch.setattr(demo._fleet, "statuses", lambda: statuses)
+    lines = frame(demo, 80, BLOCKS).splitlines()
+    lags = [line.split()[-2] for line in lines if line.startswith("node-")]
+    assert lags == ["0.00", "-0.01", "0.00", "0.00"]
 
 
 def test_the_terminal_shows_the_frames(demo: PacingDemo, monkeypatch: pytest.MonkeyPatch) -> None:

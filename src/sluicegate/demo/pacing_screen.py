@@ -52,7 +52,7 @@ def _node(node: NodeRow) -> str:
         return f"{node.name:9}[red]dead[/]"
     return (
         f"{node.name:9}{node.asked:8}{node.passed:9}{node.status.pass_rate:11.1%}"
-        f"{node.status.share:8.1%}{node.status.lag:6.2f} s"
+        f"{node.status.share:8.1%}{node.status.lag:z6.2f} s"
     )
 
 
@@ -65,7 +65,7 @@ def summary(demo: PacingDemo) -> str:
     return "\n".join(
         [
             f"{sum(demo.passed)} of {demo.target} passed in {len(demo.passed)} of "
-            f"{demo.seconds} s, through four nodes that share totals by {demo.store}.",
+            f"{demo.seconds} s, by four nodes that share totals in {demo.store}.",
             *demo.events,
             "",
             *lines,

@@ -10,7 +10,7 @@ import functools
 import pytest
 
 from sluicegate.sim.random_clusters import REGIMES
-from sluicegate.sim.random_runs import Row, run_many
+from sluicegate.sim.random_runs import Row, run_many, run_one
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
@@ -48,6 +48,18 @@ def rows() -> list[Row]:
 def test_no_invariant_breaks_and_nothing_is_lost(first: int) -> None:
     assert [row.broken for row in part(first) if row.broken is not None] == []
     assert [row.facts.seed for row in part(first) if row.unrecorded] == []
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        424,  # the auditor gave its strict level what only the other one had lost
+        40013,  # a node took a part of a grant for the cost of a request
+        40449,
+    ],
+)
+def test_no_invariant_breaks_that_broke_once(seed: int) -> None:
+    assert run_one(seed).broken is None
 
 
 @pytest.mark.parametrize("regime", REGIMES)

@@ -237,7 +237,8 @@ class CentralBooks:
         account.uncovered -= amount
         recovered = min(bucket.overflowed, amount)
         bucket.overflowed -= recovered
-        bucket.change(recovered)
+        # The strict level may not have been full when the other one overflowed.
+        bucket.level += recovered
 
     def _drop(self, node: str) -> None:
         """A node has lost its memory: what it held is as good as spent."""

@@ -63,7 +63,7 @@ class Regime:
 REGIMES = {
     "few rewards": Regime(
         "rewards are estimated, from less than 200 of them in a period or in less than 20 syncs",
-        Bounds(0.15, 0.6, 0.95),
+        Bounds(0.15, 0.65, 0.95),
         2.5,
         Bounds(0.1, 0.45, 0.9),
     ),
@@ -162,10 +162,14 @@ class Facts:
 
     @property
     def most_over(self) -> float:
-        """What may pass over the target; more where rewards can only be estimated."""
-        most = REGIMES[self.regime].over
-        is_estimated = self.conversion < 1.0 or self.reward_delay > 0.0
-        return max(most, REGIMES["late rewards"].over) if is_estimated else most
+        """What may pass over the target, by the regime and by what else is amiss."""
+        amiss = {
+            "late rewards": self.conversion < 1.0 or self.reward_delay > 0.0,
+            "store away": self.outage > 0.0,
+            "nodes come and go": self.events > 0,
+        }
+        regimes = [self.regime, *(name for name, applies in amiss.items() if applies)]
+        return max(REGIMES[name].over for name in regimes)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,5 +1,6 @@
 """`RedisStore` on a real Redis: its keys, and what happens when Redis is away, empty or strange."""
 
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +138,7 @@ NAN = b"\xff" * 8
         *(None, b"OK", 3, [], [b"\0" * 8, 1], [b"\0" * 7, 1, ONE], [b"\0" * 8, b"1", ONE]),
         *([b"\0" * 8, 1, ONE[1:]], [b"\0" * 8, 1, ONE + ONE], [b"\0" * 8, 1, [ONE]]),
         *([NAN, 1, ONE], [b"\0" * 8, 1, ONE[:40] + NAN]),
+        *([struct.pack("<d", 1e15), 1, ONE], [struct.pack("<d", -1.0), 1, ONE]),
     ],
 )
 def test_a_strange_reply_is_a_protocol_error(reply: object) -> None:

@@ -38,6 +38,7 @@ _TOTALS = struct.Struct("<6d")
 _TIME = struct.Struct("<d")
 _MOST_NAMES = 100_000  # names of keys that are remembered
 _LAST_EXPIRY = 1e12  # Unix time: Redis refuses what its milliseconds cannot hold
+_LAST_TIME = 1e11  # Unix time, in the year 5138: later than that is no clock
 
 
 class RedisStore:
@@ -135,7 +136,7 @@ def _read_reply(reply: object, count: int) -> SyncReply:
         ):
             (now,) = _TIME.unpack(time)
             rows = list(_TOTALS.iter_unpack(totals))
-            if math.isfinite(now) and all(math.isfinite(sum(row)) for row in rows):
+            if 0.0 <= now <= _LAST_TIME and all(math.isfinite(sum(row)) for row in rows):
                 return SyncReply(now, nodes, [_read_totals(*row) for row in rows])
     raise ProtocolError(f"invalid reply from Redis to a sync of {count} counters: {reply!r:.200}")
 

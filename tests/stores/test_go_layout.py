@@ -105,6 +105,21 @@ def test_labels_are_sorted_as_go_sorts_them(redis_server: RedisServer, store: Re
     assert node.read() == (3.0, 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        *(("sluicegate", ()), ("sluicegate", ("sluicegate",)), (":sluicegate:", ())),
+        *(("ads", ("sluicegate", "x")), ("ads", ("a:sluicegate:b", "%73luicegate"))),
+    ],
+)
+def test_our_own_name_may_be_a_name_or_a_label(
+    redis_server: RedisServer, store: RedisStore, name: str, labels: tuple[str, ...]
+) -> None:
+    node = GoNode(redis_server, f"go:shop{name}", *ALL_TIME, *labels)
+    Writer(store, "a").tell(minute()._replace(name=name, labels=labels), 3.0)
+    assert node.read() == (3.0, 3)
+
+
 def test_totals_of_a_limiter_that_happens_once_expire_and_others_stay(
     redis_server: RedisServer, store: RedisStore
 ) -> None:

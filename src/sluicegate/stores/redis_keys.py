@@ -18,6 +18,9 @@ only our nodes know. Periodic limiters have one pair of totals for all time ther
     shopads:pass####-2208988800_32503680000####:cnt            a number: INCRBY
     shopads:pass####-2208988800_32503680000####:sluicegate:ads%3Apass:every_60
     shop:sluicegate:writers
+
+The script finds the totals by the last `:sluicegate:` of the hash's name, so a name or a label
+`sluicegate` is written `%73luicegate` after it.
 """
 
 import math
@@ -30,6 +33,8 @@ from sluicegate.stores.store import CounterKey
 __all__ = ["GoKeys", "KeyNames", "OwnKeys"]
 
 _SEPARATOR = "####"
+_MARK = "sluicegate"
+_ESCAPED_MARK = "%73luicegate"
 
 
 class KeyNames(Protocol):
@@ -71,14 +76,15 @@ class GoKeys:
         self._all_time = f"{_unix_time(1900)}_{_unix_time(3000)}"
 
     def writers(self, cluster: str) -> bytes:
-        return encode_utf8("the cluster's name", f"{self._prefix}{cluster}:sluicegate:writers")
+        return encode_utf8("the cluster's name", f"{self._prefix}{cluster}:{_MARK}:writers")
 
     def counter(self, cluster: str, key: CounterKey) -> bytes:
         span = self._all_time
         if key.end and not key.period:
             span = f"{math.floor(key.begin)}_{math.floor(key.end)}"
         parts = [f"{self._prefix}{cluster}{key.name}", span, *(sorted(key.labels) or [""])]
-        name = f"{_SEPARATOR.join(parts)}:sluicegate:{_identity(key)}"
+        identity = [_ESCAPED_MARK if part == _MARK else part for part in _identity(key).split(":")]
+        name = ":".join([_SEPARATOR.join(parts), _MARK, *identity])
         return encode_utf8("the counter's name", name)
 
 

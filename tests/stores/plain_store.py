@@ -15,6 +15,7 @@ __all__ = ["PlainStore"]
 class PlainStore:
     def __init__(self) -> None:
         self.live_until: dict[str, float] = {}
+        self.numbers: dict[str, int] = {}  # of the newest request of each writer
         self.counters: dict[tuple[object, ...], PlainCounter] = {}
 
     def sync(self, request: SyncRequest) -> SyncReply:
@@ -29,7 +30,11 @@ class PlainStore:
             name = update.key.identity
             counter = self.counters.setdefault(name, PlainCounter(update.key.begin))
             totals.append(counter.update(request, update))
-        self.live_until[request.writer] = now + request.live_for
+        newest = self.numbers[request.writer] = max(
+            request.number, self.numbers.get(request.writer, 0)
+        )
+        if request.number == newest:
+            self.live_until[request.writer] = now + request.live_for
         live = [until for until in self.live_until.values() if until >= now]
         return SyncReply(now, len(live), totals)
 

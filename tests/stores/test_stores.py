@@ -107,6 +107,24 @@ def test_a_lapsed_writer_keeps_its_total_and_loses_its_rate_and_hold(timed_store
     assert totals.granted == totals.held == 9.0
 
 
+def test_a_request_that_is_overtaken_does_not_end_a_hold_early(timed_store: Store) -> None:
+    a, b = Writer(timed_store, "a"), Writer(timed_store, "b")
+    wish = {"want": 5.0, "ceiling": 5.0}
+    late = a.request(update(ALWAYS, 0.0, **wish), at=START, live_for=6.0)
+    a.sync(update(ALWAYS, 0.0, **wish), at=START + 6.0, live_for=6.0)
+    timed_store.sync(late)
+    seen = b.sync(update(ALWAYS, 0.0, **wish), at=START + 10.0)
+    assert (seen.nodes, seen.totals[0].held, seen.totals[0].granted) == (2, 5.0, 0.0)
+
+
+def test_a_writer_that_has_left_is_not_brought_back_by_a_late_request(timed_store: Store) -> None:
+    a, b = Writer(timed_store, "a"), Writer(timed_store, "b")
+    late = a.request(update(ALWAYS, 1.0), at=START + 1.0)
+    a.sync(update(ALWAYS, 2.0), at=START, live_for=0.0)
+    timed_store.sync(late)
+    assert b.sync(update(ALWAYS, 0.0), at=START + 2.0).nodes == 1
+
+
 def test_a_node_that_meets_a_counter_late_is_not_given_the_rates_of_the_dead(
     timed_store: Store,
 ) -> None:

@@ -46,10 +46,11 @@ class MemoryStore:
 
 
 class _ClusterRecord:
-    __slots__ = ("_next_sweep", "counters", "live_until")
+    __slots__ = ("_next_sweep", "_numbers", "counters", "live_until")
 
     def __init__(self) -> None:
         self.live_until: dict[str, float] = {}  # by writer
+        self._numbers: dict[str, int] = {}  # of the newest request, by writer
         self.counters: dict[tuple[object, ...], _CounterRecord] = {}
         self._next_sweep = -math.inf
 
@@ -65,7 +66,9 @@ class _ClusterRecord:
             if request.may_fold:
                 counter.fold(gone, request.writer)
             totals.append(counter.update(request.writer, request.number, now, update))
-        self.live_until[request.writer] = now + request.live_for
+        if request.number >= self._numbers.get(request.writer, -1):
+            self._numbers[request.writer] = request.number
+            self.live_until[request.writer] = now + request.live_for
         nodes = sum(until >= now for until in self.live_until.values())
         return SyncReply(now, nodes, totals)
 
@@ -83,6 +86,7 @@ class _ClusterRecord:
             del self.counters[name]
         for writer in [w for w, u in self.live_until.items() if u < now - REMEMBER_WRITERS]:
             del self.live_until[writer]
+            del self._numbers[writer]
 
 
 class _Lapses:

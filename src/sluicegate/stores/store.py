@@ -3,7 +3,8 @@
 A writer is one life of one node: a restarted node is a new writer. It sends the cumulative total of
 each counter, never a difference, so that a message which is lost, repeated or overtaken does no
 harm: the store adds what is new to the counter's sum, and a request whose number is not higher than
-the last one of that writer changes no counter.
+the last one of that writer changes no counter. One that was overtaken does not change when its
+writer lapses, either.
 
 Beside its total a writer tells its rate. The store keeps the sum of all rates and of all
 (rate x time of the sync), which is all it takes to project a counter to any moment:

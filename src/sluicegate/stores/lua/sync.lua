@@ -18,6 +18,8 @@ if not now then
   now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
 
+local is_overtaken = false  -- a counter has heard of a newer request of this writer
+
 -- The counter at hand. The stored totals mean what the layout says.
 local key, origin, begin, sum, count, rate, rates_at, held, swept
 local stored_sum, stored_count
@@ -139,6 +141,7 @@ local function update(packed)
   local w_begin, w_number, w_sum, w_count, w_rate, w_time, w_hold = t_begin, -1, 0, 0, 0, 0, 0
   if record then
     w_begin, w_number, w_sum, w_count, w_rate, w_time, w_hold = struct.unpack(WRITER, record)
+    is_overtaken = is_overtaken or w_number > number
   end
   if t_begin > w_begin or (t_begin == w_begin and number > w_number) then
     if t_begin > w_begin then  -- a period has begun since its last sync
@@ -180,7 +183,9 @@ for i = 2, #KEYS do
   key = KEYS[i]
   replies[i - 1] = update(ARGV[6 + i])
 end
-redis.call('ZADD', writers, now + live_for, ARGV[1])
+if not is_overtaken then
+  redis.call('ZADD', writers, string.format('%.17g', now + live_for), ARGV[1])
+end
 redis.call('ZREMRANGEBYSCORE', writers, '-inf', string.format('(%.17g', now - remember_writers))
 redis.call('EXPIRE', writers, math.ceil(2 * remember_writers))
 return {

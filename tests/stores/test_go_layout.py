@@ -133,6 +133,55 @@ def test_totals_of_a_limiter_that_happens_once_expire_and_others_stay(
     assert client.ttl("go:shopads:pass####{}_{}####:sum".format(*ALL_TIME)) == -1
 
 
+@pytest.mark.parametrize("earlier", [0.0, 1000.0])
+@pytest.mark.parametrize("part", ["sum", "cnt"])
+def test_a_total_that_is_deleted_takes_nothing_from_its_period(
+    redis_server: RedisServer, store: RedisStore, earlier: float, part: str
+) -> None:
+    node = GoNode(redis_server, "go:shopads:pass", *ALL_TIME)
+    node.add(earlier, int(earlier))
+    a, b = Writer(store, "a"), Writer(store, "b")
+    a.tell(minute(), 0.0)
+    node.add(5.0, 5)
+    a.tell(minute(), 20.0)
+    assert b.tell(minute(), 30.0)[:2] == (55.0, 55)
+    redis_server.client.delete(f"{node.key}:{part}")
+    assert a.tell(minute(), 20.0)[:2] == (55.0, 55)
+    assert b.tell(minute(), 31.0)[:2] == (56.0, 56)
+    node.add(2.0, 2)
+    assert a.tell(minute(), 21.0)[:2] == (59.0, 59)
+    assert a.tell(minute(1), 1.0)[:2] == (1.0, 1)
+
+
+def test_a_total_that_is_set_back_takes_nothing_from_its_period(
+    redis_server: RedisServer, store: RedisStore
+) -> None:
+    node = GoNode(redis_server, "go:shopads:pass", *ALL_TIME)
+    node.add(1000.0, 1000)
+    writer = Writer(store, "a")
+    writer.tell(minute(), 0.0)
+    assert writer.tell(minute(), 20.0, want=5.0, ceiling=30.0).granted == 5.0
+    node.add(-600.0, -600)
+    assert writer.tell(minute(), 22.0, want=10.0, ceiling=30.0)[:2] == (22.0, 22)
+    assert writer.tell(minute(), 22.0, want=10.0, ceiling=30.0).granted == 8.0
+    assert node.read() == (422.0, 422)
+
+
+def test_a_total_that_is_deleted_expires_again(
+    redis_server: RedisServer, store: RedisStore
+) -> None:
+    begin = int(time.time())
+    once = CounterKey("budget:pass", (), float(begin), begin + 600.0, 0.0)
+    writer = Writer(store, "a")
+    writer.tell(once, 3.0)
+    client = redis_server.client
+    name = f"go:shopbudget:pass####{begin}_{begin + 600}####"
+    client.delete(f"{name}:sum", f"{name}:cnt")
+    assert writer.tell(once, 4.0)[:2] == (4.0, 4)
+    for key in (f"{name}:sum", f"{name}:cnt"):
+        assert client.ttl(key) == pytest.approx(600.0 + KEEP_AFTER_END, abs=90)
+
+
 def test_totals_that_are_no_numbers_are_left_alone(
     redis_server: RedisServer, store: RedisStore
 ) -> None:

@@ -1,17 +1,28 @@
 -- The layout of go-cluster-limiter: the totals are two strings that all nodes add to. A periodic
 -- limiter has one pair for all time, so a counter's record has what they were when its period began,
 -- and what was told late of earlier ones. One that happens once began at 0.
-local sum_key, count_key, all_sum, all_count
+-- The record ends with what the totals were at its last change: SEEN. A total that is lower now was
+-- deleted or set back. It begins anew, and the period keeps what it had.
+local SEEN = '<dd'  -- sum, count; absent in records of earlier versions
 
-local function load_totals(key, stored_sum, stored_count, is_new, is_periodic)
+local sum_key, count_key, all_sum, all_count, is_absent
+
+local function load_totals(key, stored_sum, stored_count, seen, is_new, is_periodic)
   local name = string.match(key, '^(.*):sluicegate:')
   sum_key, count_key = name .. ':sum', name .. ':cnt'
   local found = redis.call('MGET', sum_key, count_key)
   all_sum, all_count = tonumber(found[1] or 0), tonumber(found[2] or 0)
+  is_absent = is_new or not found[1] or not found[2]
   if is_new and is_periodic then
-    return 0, 0
+    return 0, 0, stored_sum, stored_count
   end
-  return all_sum - stored_sum, all_count - stored_count
+  local seen_sum, seen_count = stored_sum, stored_count
+  if seen ~= '' then
+    seen_sum, seen_count = struct.unpack(SEEN, seen)
+  end
+  stored_sum = stored_sum - math.max(seen_sum - all_sum, 0)
+  stored_count = stored_count - math.max(seen_count - all_count, 0)
+  return all_sum - stored_sum, all_count - stored_count, stored_sum, stored_count
 end
 
 -- Add what a writer has told, and return what the record must have. `is_first`: in this period.
@@ -22,15 +33,20 @@ local function save_totals(stored_sum, stored_count, _, _, new_sum, new_count, i
   elseif is_late then
     stored_sum, stored_count = stored_sum + new_sum, stored_count + new_count
   end
-  if new_count ~= 0 or expire_at > 0 then
-    redis.call('INCRBY', count_key, string.format('%.0f', new_count))
+  local expires = expire_at > 0 and is_absent
+  if new_count ~= 0 or expires then
+    all_count = tonumber(redis.call('INCRBY', count_key, string.format('%.0f', new_count)))
   end
-  if new_sum ~= 0 or expire_at > 0 then
-    redis.call('INCRBYFLOAT', sum_key, string.format('%.17g', new_sum))
+  if new_sum ~= 0 or expires then
+    all_sum = tonumber(redis.call('INCRBYFLOAT', sum_key, string.format('%.17g', new_sum)))
   end
-  if expire_at > 0 then
+  if expires then
     redis.call('EXPIREAT', count_key, expire_at)
     redis.call('EXPIREAT', sum_key, expire_at)
   end
   return stored_sum, stored_count
+end
+
+local function pack_seen()
+  return struct.pack(SEEN, all_sum, all_count)
 end

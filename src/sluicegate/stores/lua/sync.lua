@@ -4,7 +4,7 @@
 --       then for each counter UPDATE.
 -- The fields of a hash are packed doubles, little-endian. Each writer's is named w:WRITER.
 local UPDATE = '<ddddddddd'  -- begin, period, expire_at, sum, count, rate, want, unit, ceiling
-local TOTAL = '<dddddddd'  -- origin, begin, sum, count, rate, rates_at, held, swept
+local TOTAL = '<dddddddd'  -- origin, begin, sum, count, rate, rates_at, held, swept; then SEEN of Go
 local ENDED = '<dddd'  -- begin, sum, count, folded_until; absent at first
 local WRITER = '<ddddddd'  -- begin, number, sum, count, rate, time, hold
 local REPLY = '<dddddd'  -- sum, count, rate, lead, held, granted
@@ -26,19 +26,28 @@ local stored_sum, stored_count
 local ended_begin, ended_sum, ended_count, folded_until
 
 local function load_counter(total, ended, first_begin, period)
+  local seen = ''
   if total then
-    origin, begin, stored_sum, stored_count, rate, rates_at, held, swept =
+    local rest
+    origin, begin, stored_sum, stored_count, rate, rates_at, held, swept, rest =
       struct.unpack(TOTAL, total)
+    seen = string.sub(total, rest)
   else
     origin, begin, stored_sum, stored_count, rate, rates_at, held, swept =
       now, first_begin, 0, 0, 0, 0, 0, now
   end
-  sum, count = load_totals(key, stored_sum, stored_count, not total, period > 0)
+  sum, count, stored_sum, stored_count =
+    load_totals(key, stored_sum, stored_count, seen, not total, period > 0)
   if ended then
     ended_begin, ended_sum, ended_count, folded_until = struct.unpack(ENDED, ended)
   else
     ended_begin, ended_sum, ended_count, folded_until = begin, 0, 0, origin
   end
+end
+
+local function pack_counter()
+  return struct.pack(TOTAL, origin, begin, stored_sum, stored_count, rate, rates_at, held, swept)
+    .. pack_seen()
 end
 
 local function save_ended()
@@ -161,16 +170,14 @@ local function update(packed)
       w_rate, w_time, w_hold = t_rate, at, hold
     end
     stored_sum, stored_count = save_totals(stored_sum, stored_count, sum, count, new_sum, new_count,
-      is_turned or (is_new and period > 0), is_late, is_new and period == 0 and expire_at or 0)
-    redis.call('HSET', key,
-      'total', struct.pack(TOTAL, origin, begin, stored_sum, stored_count, rate, rates_at, held, swept),
-      writer, struct.pack(WRITER, t_begin, number, t_sum, t_count, w_rate, w_time, w_hold))
+      is_turned or (is_new and period > 0), is_late, period == 0 and expire_at or 0)
+    redis.call('HSET', key, 'total', pack_counter(), writer,
+      struct.pack(WRITER, t_begin, number, t_sum, t_count, w_rate, w_time, w_hold))
     if expire_at > 0 and (is_new or is_turned) then
       redis.call('EXPIREAT', key, expire_at)
     end
   elseif is_changed then
-    redis.call('HSET', key, 'total',
-      struct.pack(TOTAL, origin, begin, stored_sum, stored_count, rate, rates_at, held, swept))
+    redis.call('HSET', key, 'total', pack_counter())
   end
   if is_late then
     return struct.pack(REPLY, ended_sum, ended_count, 0, 0, 0, 0)

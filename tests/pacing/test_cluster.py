@@ -325,6 +325,46 @@ def test_a_node_comes_back_after_an_outage_with_all_its_counts(
     assert seen.value() == 41.0
 
 
+class SkippingStore(MemoryStore):
+    """Cannot keep the counters of these names."""
+
+    names: frozenset[str] = frozenset()
+
+    def sync(self, request: SyncRequest) -> SyncReply:
+        places = [i for i, update in enumerate(request.updates) if update.key.name in self.names]
+        kept = [one for one in request.updates if one.key.name not in self.names]
+        time, nodes, totals, _ = super().sync(request._replace(updates=kept))
+        for place in places:
+            totals.insert(place, CounterTotals(0.0, 0, 0.0, 0.0, 0.0, 0.0))
+        return SyncReply(time, nodes, totals, frozenset(places))
+
+
+def test_a_limiter_whose_counter_the_store_skips_goes_on_with_its_share(
+    clock: ManualClock,
+) -> None:
+    store = SkippingStore()
+    store.names = frozenset(["ads:pass"])
+    nodes = [Cluster(store, node_id=name, clock=clock) for name in "ab"]
+    limiters = [node.limiter("ads", target=120, period=60) for node in nodes]
+    hits = [node.counter("hits") for node in nodes]
+    passed = 0
+    for _ in range(590):
+        clock.advance(0.1)
+        for node, limiter, counter in zip(nodes, limiters, hits, strict=True):
+            if node.state.next_sync(clock.now()) <= clock.now():
+                node.sync()
+            counter.add()
+            passed += limiter.acquire()
+    assert 100 <= passed <= 126
+    for node in (*nodes, nodes[0]):
+        node.sync()
+    assert hits[0].value() == 1180.0  # other counters are in touch
+    store.names = frozenset()
+    for node in (*nodes, nodes[0]):
+        node.sync()
+    assert limiters[0].passes.value() == passed  # nothing is lost
+
+
 def test_async_with_starts_and_closes() -> None:
     async def run() -> Cluster:
         async with Cluster(MemoryStore(), sync_interval=0.05) as cluster:

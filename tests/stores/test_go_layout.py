@@ -6,11 +6,10 @@ from datetime import datetime
 
 import pytest
 
-from sluicegate import Unavailable
 from sluicegate.stores import RedisStore
 from sluicegate.stores.store import KEEP_AFTER_END, CounterKey
 from tests.harness.servers import RedisServer
-from tests.harness.store_requests import Writer, minute, update
+from tests.harness.store_requests import ALWAYS, Writer, minute, update
 
 ALL_TIME = (
     int(datetime(1900, 1, 1).astimezone().timestamp()),
@@ -182,11 +181,26 @@ def test_a_total_that_is_deleted_expires_again(
         assert client.ttl(key) == pytest.approx(600.0 + KEEP_AFTER_END, abs=90)
 
 
-def test_totals_that_are_no_numbers_are_left_alone(
-    redis_server: RedisServer, store: RedisStore
+@pytest.mark.parametrize("part", ["sum", "cnt"])
+@pytest.mark.parametrize("value", ["many", "", "0x10", " 1", "inf", "nan", "1e301", ["a list"]])
+def test_a_total_that_is_not_a_number_is_left_alone_and_so_is_its_other_half(
+    redis_server: RedisServer,
+    store: RedisStore,
+    part: str,
+    value: str | list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    name = "go:shopads:pass####{}_{}####".format(*ALL_TIME)
-    redis_server.client.set(f"{name}:cnt", "many")
-    with pytest.raises(Unavailable, match="Redis error"):
-        Writer(store, "a").tell(minute(), 1.0)
-    assert redis_server.client.get(f"{name}:sum") is None
+    client, node = redis_server.client, GoNode(redis_server, "go:shopads:pass", *ALL_TIME)
+    writer = Writer(store, "a")
+    writer.tell(minute(), 1.0)
+    key, other = (f"{node.key}:{name}" for name in (part, "cnt" if part == "sum" else "sum"))
+    client.delete(key)
+    client.rpush(key, *value) if isinstance(value, list) else client.set(key, value)
+    for _ in range(3):
+        reply = writer.sync(update(minute(), 3.0), update(ALWAYS, 3.0))
+        assert (reply.skipped, reply.totals[1].sum) == ({0}, 3.0)
+    assert client.get(other) == "1"
+    assert caplog.text.count(f"the total in {key} is not a number") == 1
+    client.set(key, "1")
+    assert writer.tell(minute(), 3.0)[:2] == (3.0, 3)
+    assert node.read() == (3.0, 3)

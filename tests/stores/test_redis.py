@@ -1,5 +1,6 @@
 """`RedisStore` on a real Redis: its keys, and what happens when Redis is away, empty or strange."""
 
+import logging
 import struct
 import time
 from collections.abc import Callable
@@ -119,13 +120,56 @@ def test_a_script_that_redis_forgot_is_sent_again(
     assert writer.tell(ALWAYS, 2.0).sum == 2.0
 
 
-def test_a_key_of_another_kind_is_not_overwritten(
-    redis_server: RedisServer, connect: Connect
+def test_a_key_of_another_kind_is_not_overwritten_and_keeps_no_other_from_its_sync(
+    redis_server: RedisServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    redis_server.client.set("sluicegate:{shop}:clicks:always", "mine")
+    client, name = redis_server.client, "sluicegate:{shop}:clicks:always"
+    client.set(name, "mine")
+    writer = Writer(connect(), "a")
+    for total in (1.0, 2.0, 3.0):
+        reply = writer.sync(update(ALWAYS, total), update(minute(), total))
+        assert (reply.skipped, reply.totals[1].sum) == ({0}, total)
+    assert client.get(name) == "mine"
+    (record,) = caplog.records  # not one for each sync
+    assert record.levelno == logging.ERROR
+    assert f"Redis key {name} cannot be used" in record.getMessage()
+    assert "WRONGTYPE" in record.getMessage()
+
+    client.delete(name)
+    reply = writer.sync(update(ALWAYS, 4.0), update(minute(), 4.0))
+    assert (reply.skipped, reply.totals[0].sum) == (set(), 4.0)
+    client.delete(name)
+    client.set(name, "mine")
+    writer.sync(update(ALWAYS, 5.0), update(minute(), 5.0))
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("field", ["total", "ended", "w:a"])
+def test_a_damaged_record_keeps_no_other_from_its_sync(
+    redis_server: RedisServer, connect: Connect, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = Writer(connect(), "a")
+    writer.tell(ALWAYS, 1.0)
+    redis_server.client.hset("sluicegate:{shop}:clicks:always", field, "short")
+    reply = writer.sync(update(ALWAYS, 2.0), update(minute(), 2.0))
+    assert (reply.skipped, reply.totals[1].sum) == ({0}, 2.0)
+    assert "Redis key sluicegate:{shop}:clicks:always cannot be used" in caplog.text
+
+
+def test_what_hinders_all_keys_is_raised(redis_server: RedisServer, connect: Connect) -> None:
+    writer = Writer(connect(), "a")
+    writer.tell(ALWAYS, 1.0)
+    client = redis_server.client
+    client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(ErrorReply, match="OOM"):
+            writer.tell(ALWAYS, 2.0)
+    finally:
+        client.config_set("maxmemory", "0")
+    client.delete("sluicegate:{shop}:writers")
+    client.set("sluicegate:{shop}:writers", "mine")
     with pytest.raises(ErrorReply, match="WRONGTYPE"):
-        Writer(connect(), "a").tell(ALWAYS, 1.0)
-    assert redis_server.client.get("sluicegate:{shop}:clicks:always") == "mine"
+        writer.tell(ALWAYS, 3.0)
 
 
 ONE = b"\0" * 48
@@ -135,14 +179,18 @@ NAN = b"\xff" * 8
 @pytest.mark.parametrize(
     "reply",
     [
-        *(None, b"OK", 3, [], [b"\0" * 8, 1], [b"\0" * 7, 1, ONE], [b"\0" * 8, b"1", ONE]),
-        *([b"\0" * 8, 1, ONE[1:]], [b"\0" * 8, 1, ONE + ONE], [b"\0" * 8, 1, [ONE]]),
-        *([NAN, 1, ONE], [b"\0" * 8, 1, ONE[:40] + NAN]),
-        *([struct.pack("<d", 1e15), 1, ONE], [struct.pack("<d", -1.0), 1, ONE]),
+        *(None, b"OK", 3, [], [b"\0" * 8, 1], [b"\0" * 8, 1, ONE]),
+        *([b"\0" * 7, 1, ONE, []], [b"\0" * 8, b"1", ONE, []], [b"\0" * 8, 1, ONE[1:], []]),
+        *([b"\0" * 8, 1, ONE + ONE, []], [b"\0" * 8, 1, [ONE], []]),
+        *([NAN, 1, ONE, []], [b"\0" * 8, 1, ONE[:40] + NAN, []]),
+        *([struct.pack("<d", 1e15), 1, ONE, []], [struct.pack("<d", -1.0), 1, ONE, []]),
+        *([b"\0" * 8, 1, ONE, errors] for errors in (None, [0], [[1, b""]], [[0, 0]], [[0]])),
     ],
 )
 def test_a_strange_reply_is_a_protocol_error(reply: object) -> None:
-    assert _read_reply([b"\0" * 8, 1, ONE], 1).totals == [(0.0, 0, 0.0, 0.0, 0.0, 0.0)]
+    read, errors = _read_reply([b"\0" * 8, 1, ONE, [[0, b"bad"]]], 1)
+    assert read.totals == [(0.0, 0, 0.0, 0.0, 0.0, 0.0)]
+    assert (read.skipped, errors) == ({0}, {0: "bad"})
     with pytest.raises(ProtocolError, match="a sync of 1 counters"):
         _read_reply(reply, 1)
 

@@ -195,9 +195,11 @@ class ClusterState:
             self._begin_with_time(local)
         for limiter, _ in list(self.limiters.values()):
             limiter._follow_clock()
-        for owner, update, totals in zip(
-            pending.owners, request.updates, reply.totals, strict=True
+        for place, (owner, update, totals) in enumerate(
+            zip(pending.owners, request.updates, reply.totals, strict=True)
         ):
+            if place in reply.skipped:
+                continue
             try:
                 owner._receive(update, totals, local, self.nodes, self.live_for, keeps_share)
             except _FAULTS:
@@ -206,7 +208,10 @@ class ClusterState:
         for limiter, control, place in pending.limiters:
             update, totals = request.updates[place], reply.totals[place]
             try:
-                control.receive(limiter, update, totals, pending.sent, local)
+                if place in reply.skipped:
+                    control.coast(limiter, local)
+                else:
+                    control.receive(limiter, update, totals, pending.sent, local)
             except _FAULTS:
                 self._log_fault(limiter)
 

@@ -6,9 +6,13 @@ go both ways as packed doubles. The time is that of Redis, so that all nodes hav
 
 A request that timed out may still be carried out, even after a newer one: its number says that it
 is old. A request that found Redis empty brings back what its writer has counted in this period.
+
+A key that cannot be used, for it has another type or was damaged, is skipped and logged; the other
+counters of the request are synced.
 """
 
 import hashlib
+import logging
 import math
 import struct
 from pathlib import Path
@@ -40,6 +44,8 @@ _MOST_NAMES = 100_000  # names of keys that are remembered
 _LAST_EXPIRY = 1e12  # Unix time: Redis refuses what its milliseconds cannot hold
 _LAST_TIME = 1e11  # Unix time, in the year 5138: later than that is no clock
 
+log = logging.getLogger("sluicegate.stores")
+
 
 class RedisStore:
     """Counters in the Redis of a URL. `timeout`: seconds for one sync.
@@ -65,6 +71,7 @@ class RedisStore:
         self._timeout = check_positive("timeout", timeout)
         self._names: KeyNames = GoKeys(prefix) if layout == "go" else OwnKeys(prefix)
         self._known: dict[tuple[str, CounterKey], bytes] = {}
+        self._unusable: set[bytes] = set()  # keys that were skipped and logged
         totals = "go_totals.lua" if layout == "go" else "own_totals.lua"
         self._script = ((_LUA / totals).read_text() + (_LUA / "sync.lua").read_text()).encode()
         self._hash = hashlib.sha1(self._script, usedforsecurity=False).hexdigest()
@@ -88,7 +95,8 @@ class RedisStore:
         check_updates(request.updates)
         writers = self._names.writers(request.cluster)
         words: list[bytes | str | int | float] = [len(request.updates) + 1, writers]
-        words += self._key_names(request)
+        names = self._key_names(request)
+        words += names
         words += [request.writer, request.number, request.live_for, int(request.may_fold)]
         words += [FOLD_AFTER, REMEMBER_WRITERS, time]
         words += _pack_updates(request)
@@ -99,7 +107,22 @@ class RedisStore:
             (reply,) = self._pool.exchange(writers, command, 1, deadline)
         if isinstance(reply, ErrorReply):
             raise reply
-        return _read_reply(reply, len(request.updates))
+        answer, errors = _read_reply(reply, len(request.updates))
+        if errors or self._unusable:
+            self._log_unusable(names, errors)
+        return answer
+
+    def _log_unusable(self, names: list[bytes], errors: dict[int, str]) -> None:
+        """Log the keys that were skipped, each once until it can be used again."""
+        self._unusable -= {name for place, name in enumerate(names) if place not in errors}
+        for place, error in errors.items():
+            name = names[place]
+            if name not in self._unusable:
+                self._unusable.add(name)
+                log.error(
+                    "Redis key %s cannot be used, so its counter is not synced: %s",
+                    *(name.decode(), error),
+                )
 
     def _key_names(self, request: SyncRequest) -> list[bytes]:
         cluster, known = request.cluster, self._known
@@ -124,9 +147,10 @@ def _pack_updates(request: SyncRequest) -> list[bytes]:
     return packed
 
 
-def _read_reply(reply: object, count: int) -> SyncReply:
-    if isinstance(reply, list) and len(reply) == 3:
-        time, nodes, totals = reply
+def _read_reply(reply: object, count: int) -> tuple[SyncReply, dict[int, str]]:
+    """The reply, and the errors of updates that were skipped, by place."""
+    if isinstance(reply, list) and len(reply) == 4:
+        time, nodes, totals, skipped = reply
         if (
             isinstance(time, bytes)
             and len(time) == _TIME.size
@@ -136,9 +160,29 @@ def _read_reply(reply: object, count: int) -> SyncReply:
         ):
             (now,) = _TIME.unpack(time)
             rows = list(_TOTALS.iter_unpack(totals))
-            if 0.0 <= now <= _LAST_TIME and all(math.isfinite(sum(row)) for row in rows):
-                return SyncReply(now, nodes, [_read_totals(*row) for row in rows])
+            errors = _read_errors(skipped, count)
+            if (
+                errors is not None
+                and 0.0 <= now <= _LAST_TIME
+                and all(math.isfinite(sum(row)) for row in rows)
+            ):
+                read = [_read_totals(*row) for row in rows]
+                return SyncReply(now, nodes, read, frozenset(errors)), errors
     raise ProtocolError(f"invalid reply from Redis to a sync of {count} counters: {reply!r:.200}")
+
+
+def _read_errors(skipped: object, count: int) -> dict[int, str] | None:
+    """Errors by the place of their update; None if they are malformed."""
+    if not isinstance(skipped, list):
+        return None
+    errors = {}
+    for one in skipped:
+        match one:
+            case [int(place), bytes(error)] if 0 <= place < count:
+                errors[place] = error.decode(errors="replace")
+            case _:
+                return None
+    return errors
 
 
 def _read_totals(

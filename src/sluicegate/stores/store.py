@@ -108,6 +108,7 @@ class SyncReply(NamedTuple):
     time: float  # Unix time, as the store knows it
     nodes: int  # live writers of the cluster, this one included
     totals: list[CounterTotals]  # in the order of the updates
+    skipped: frozenset[int] = frozenset()  # places of updates that could not be carried out
 
 
 class Store(Protocol):

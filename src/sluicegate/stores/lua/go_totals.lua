@@ -7,11 +7,24 @@ local SEEN = '<dd'  -- sum, count; absent in records of earlier versions
 
 local sum_key, count_key, all_sum, all_count, is_absent
 
+-- The number that a total is, or an error: a command that adds to it must not fail after others.
+local function read_total(name, text, pattern, most)
+  if not text and redis.call('TYPE', name).ok == 'none' then
+    return 0
+  end
+  local value = text and string.find(text, pattern) and tonumber(text)
+  if not value or math.abs(value) > most then
+    error('the total in ' .. name .. ' is not a number that can be added to', 0)
+  end
+  return value
+end
+
 local function load_totals(key, stored_sum, stored_count, seen, is_new, is_periodic)
   local name = string.match(key, '^(.*):sluicegate:')
   sum_key, count_key = name .. ':sum', name .. ':cnt'
   local found = redis.call('MGET', sum_key, count_key)
-  all_sum, all_count = tonumber(found[1] or 0), tonumber(found[2] or 0)
+  all_sum = read_total(sum_key, found[1], '^[%d.eE+-]+$', 1e300)
+  all_count = read_total(count_key, found[2], '^-?%d+$', 2 ^ 53)
   is_absent = is_new or not found[1] or not found[2]
   if is_new and is_periodic then
     return 0, 0, stored_sum, stored_count

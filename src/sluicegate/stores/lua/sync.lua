@@ -185,11 +185,18 @@ local function update(packed)
   return struct.pack(REPLY, sum, count, rate, math.max(rate * at - rates_at, 0), held, w_hold)
 end
 
-local replies = {}
+-- A key that cannot be used is skipped: the reply has its place and the error.
+local replies, errors = {}, {}
 for i = 2, #KEYS do
   key = KEYS[i]
-  replies[i - 1] = update(ARGV[6 + i])
+  local is_done, reply = pcall(update, ARGV[6 + i])
+  if not is_done then
+    errors[#errors + 1] = {i - 2, type(reply) == 'table' and reply.err or reply}
+    reply = struct.pack(REPLY, 0, 0, 0, 0, 0, 0)
+  end
+  replies[i - 1] = reply
 end
+-- What hinders all keys, such as a full memory, fails here.
 if not is_overtaken then
   redis.call('ZADD', writers, string.format('%.17g', now + live_for), ARGV[1])
 end
@@ -199,4 +206,5 @@ return {
   struct.pack('<d', now),
   redis.call('ZCOUNT', writers, string.format('%.17g', now), '+inf'),
   table.concat(replies),
+  errors,
 }

@@ -6,10 +6,11 @@ from datetime import datetime
 
 import pytest
 
+from sluicegate import Cluster, ManualClock, Unavailable
 from sluicegate.stores import RedisStore
-from sluicegate.stores.store import KEEP_AFTER_END, CounterKey
+from sluicegate.stores.store import KEEP_AFTER_END, CounterKey, SyncReply, SyncRequest
 from tests.harness.servers import RedisServer
-from tests.harness.store_requests import ALWAYS, Writer, minute, update
+from tests.harness.store_requests import ALWAYS, RedisAt, Writer, minute, update
 
 ALL_TIME = (
     int(datetime(1900, 1, 1).astimezone().timestamp()),
@@ -179,6 +180,53 @@ def test_a_total_that_is_deleted_expires_again(
     assert writer.tell(once, 4.0)[:2] == (4.0, 4)
     for key in (f"{name}:sum", f"{name}:cnt"):
         assert client.ttl(key) == pytest.approx(600.0 + KEEP_AFTER_END, abs=90)
+
+
+class AwayStore:
+    """A store that is away at times. It may carry out a request whose reply is lost."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = RedisAt(store)
+        self.is_away = False
+        self.loses_replies = False
+
+    def sync(self, request: SyncRequest) -> SyncReply:
+        if self.is_away and not self.loses_replies:
+            raise Unavailable("away")
+        reply = self._store.sync(request)
+        if self.is_away:
+            raise Unavailable("no reply")
+        return reply
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("syncs_per_period", "lost_replies"),
+    [*((rate, lost) for rate in (0.2, 1, 5) for lost in (0, 1, 1000)), (1, 3), (5, 15)],
+)
+def test_an_outage_of_many_periods_loses_and_doubles_nothing(
+    redis_server: RedisServer, store: RedisStore, syncs_per_period: float, lost_replies: int
+) -> None:
+    clock = ManualClock(minute().begin)
+    away = AwayStore(store)
+    cluster = Cluster(away, "shop", clock=clock, sync_interval=1.0)
+    hits = cluster.counter("hits", period=10.0)
+    hits.add(3.0)
+    cluster.sync()
+    failures = 0
+    away.is_away = True
+    for second in range(1, 301):
+        clock.advance(1.0)
+        hits.add()
+        if second % (10.0 / syncs_per_period) == 0:
+            failures += 1
+            away.loses_replies = failures <= lost_replies
+            with pytest.raises(Unavailable):
+                cluster.sync()
+    away.is_away = False
+    cluster.sync()
+    assert GoNode(redis_server, "go:shophits", *ALL_TIME).read() == (303.0, 301)
 
 
 @pytest.mark.parametrize("part", ["sum", "cnt"])

@@ -17,7 +17,8 @@ cdef class ClusterCounter:
     cdef long long _count
     cdef double _begin, _end          # Unix time
     cdef double _ends                 # local time; infinite: the owner turns the period
-    cdef list _closed                 # (begin, end, sum, count) of earlier periods, not synced yet
+    cdef list _closed                 # (begin, end, sum, count, was_sent) of earlier periods
+    cdef double _sent_begin           # of the period that the last request had as its current one
     cdef double _earlier_sum          # of all earlier periods
     cdef long long _earlier_count
     cdef double _renamed_sum          # of this period, told under an earlier name of this node

@@ -18,7 +18,8 @@ from sluicegate.stores.store import CounterKey, CounterUpdate
 __all__ = ["ClusterCounter"]
 
 _HISTORY = 64  # syncs that are remembered
-_MOST_CLOSED = 2  # periods that have ended and are not told yet: the store keeps only the last
+_MOST_CLOSED = 8  # periods that have ended and are kept apart until they are told
+_FIRST_CLOSED = 4  # of these, from the begin of an outage
 cdef double _CLEAR = 4.0  # standard deviations by which requests must differ from what was foreseen
 cdef double _SHORTEST_MEASURE = 0.2  # of a sync interval: rates of shorter times are mostly noise
 
@@ -152,9 +153,10 @@ cdef class ClusterCounter:
             self._turn_if_over()
         updates = [
             CounterUpdate(self._key(begin, end), total, count, 0.0, 0.0, 1.0, INFINITY)
-            for begin, end, total, count in self._closed
+            for begin, end, total, count, _ in self._closed
         ]
         key = self._key(self._begin, self._end)
+        self._sent_begin = self._begin
         updates.append(CounterUpdate(key, self._sum, self._count, self._rate, want, unit, ceiling))
         return updates
 
@@ -212,10 +214,10 @@ cdef class ClusterCounter:
     def _rename(self):
         """Go on as a new writer, which tells only what the store does not have yet."""
         self._closed = [
-            (begin, end, total - self._told_sum, count - self._told_count)
+            (begin, end, total - self._told_sum, count - self._told_count, was_sent)
             if begin == self._told_begin
-            else (begin, end, total, count)
-            for begin, end, total, count in self._closed
+            else (begin, end, total, count, was_sent)
+            for begin, end, total, count, was_sent in self._closed
         ]
         if self._begin == self._told_begin:
             self._sum -= self._told_sum
@@ -253,8 +255,10 @@ cdef class ClusterCounter:
     cdef int turn(self, double begin, double end) except -1:
         """Begin a period. What is not synced yet of the last one is kept to be told."""
         if self._count:
-            self._closed.append((self._begin, self._end, self._sum, self._count))
-            del self._closed[:-_MOST_CLOSED]
+            was_sent = self._begin == self._sent_begin
+            self._closed.append((self._begin, self._end, self._sum, self._count, was_sent))
+            if len(self._closed) > _MOST_CLOSED:
+                self._closed = _merged(self._closed)
         self._earlier_sum += self._sum
         self._earlier_count += self._count
         self._begin, self._end = begin, end
@@ -268,3 +272,22 @@ cdef class ClusterCounter:
     cdef double projected(self, double local) noexcept:
         cdef double new = self._others_lead + self._others_rate * fast_max(local - self._synced_at, 0.0)
         return self._sum + self._others_sum + fast_min(new, self._others_room)
+
+
+def _merged(closed):
+    """One period fewer: its sum is added to that of the next one, so that none is lost.
+
+    The store may have carried out a request without an answer. It then has all periods before the
+    one that was current in it, and a part of that one. So two periods that were current in no
+    request are merged if there are such; else two from the middle of an outage, where such a
+    request is least likely.
+    """
+    place = _FIRST_CLOSED
+    for earlier in range(len(closed) - 1):
+        if not closed[earlier][4] and not closed[earlier + 1][4]:
+            place = earlier
+            break
+    _, _, total, count, was_sent = closed[place]
+    begin, end, next_total, next_count, next_was_sent = closed[place + 1]
+    merged = (begin, end, total + next_total, count + next_count, was_sent or next_was_sent)
+    return [*closed[:place], merged, *closed[place + 2:]]

@@ -66,6 +66,36 @@ def test_a_thousand_counters_are_one_command(redis_server: RedisServer, connect:
     assert "cmdstat_eval" not in commands
 
 
+def test_very_many_counters_are_told_in_several_commands(
+    redis_server: RedisServer, connect: Connect
+) -> None:
+    writer = Writer(connect(), "a")
+    writer.tell(ALWAYS, 1.0)
+    client = redis_server.client
+    client.config_resetstat()
+    names = [ALWAYS._replace(name=f"counter-{number}") for number in range(4500)]
+    client.set("sluicegate:{shop}:counter-4200:always", "mine")
+    told = [float(place) for place in range(4500)]
+    request = writer.request(*map(update, names, told))
+    for _ in range(2):  # a repeated one changes nothing
+        reply = writer.store.sync(request)
+        told[4200] = 0.0
+        assert [totals.sum for totals in reply.totals] == told
+        assert (reply.nodes, reply.skipped) == (1, {4200})
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 2 * 3
+
+
+def test_periods_of_one_counter_may_be_told_in_two_commands(connect: Connect) -> None:
+    writer = Writer(connect(), "a")
+    fillers = [update(ALWAYS._replace(name=f"counter-{n}"), 0.0) for n in range(1999)]
+    writer.tell(minute(), 2.0)
+    request = writer.request(*fillers, update(minute(), 5.0), update(minute(1), 1.0))
+    for _ in range(2):
+        assert [totals.sum for totals in writer.store.sync(request).totals[-2:]] == [5.0, 1.0]
+    reply = Writer(writer.store, "b").sync(update(minute(), 1.0), update(minute(1), 1.0))
+    assert [totals.sum for totals in reply.totals] == [6.0, 2.0]
+
+
 def test_a_store_away_is_unavailable_and_loses_nothing_that_is_told_again(
     redis_server: RedisServer, connect: Connect
 ) -> None:

@@ -1,7 +1,9 @@
 """`RedisStore`: the counters of a cluster in Redis, one round trip for each sync.
 
-One script (`lua/sync.lua`) carries out a whole sync, with the semantics of `MemoryStore`. Numbers
-go both ways as packed doubles. The time is that of Redis, so that all nodes have one clock.
+One script (`lua/sync.lua`) carries out a whole sync, with the semantics of `MemoryStore`. One with
+very many updates takes several calls, for Redis does nothing else while a script runs; each
+counter's record guards it by the number of the request, so each call can be repeated. Numbers go
+both ways as packed doubles. The time is that of Redis, so that all nodes have one clock.
 `redis_keys.py` has the names of the keys.
 
 A request that timed out may still be carried out, even after a newer one: its number says that it
@@ -40,6 +42,7 @@ _LUA = Path(__file__).parent / "lua"
 _UPDATE = struct.Struct("<9d")
 _TOTALS = struct.Struct("<6d")
 _TIME = struct.Struct("<d")
+_MOST_UPDATES = 2000  # of one call: some 10 ms in Redis
 _MOST_NAMES = 100_000  # names of keys that are remembered
 _LAST_EXPIRY = 1e12  # Unix time: Redis refuses what its milliseconds cannot hold
 _LAST_TIME = 1e11  # Unix time, in the year 5138: later than that is no clock
@@ -48,7 +51,7 @@ log = logging.getLogger("sluicegate.stores")
 
 
 class RedisStore:
-    """Counters in the Redis of a URL. `timeout`: seconds for one sync.
+    """Counters in the Redis of a URL. `timeout`: seconds for one call of at most 2,000 updates.
 
     `layout="go"` shares the totals with nodes of go-cluster-limiter: `prefix` is the prefix of its
     store, and the cluster has the name of its factory.
@@ -92,7 +95,18 @@ class RedisStore:
 
     def _sync(self, request: SyncRequest, time: float | str) -> SyncReply:
         """Carry out a request at a time: empty is the time of Redis. Tests give another one."""
-        check_updates(request.updates)
+        updates = request.updates
+        check_updates(updates)
+        totals: list[CounterTotals] = []
+        skipped: set[int] = set()
+        for first in range(0, max(len(updates), 1), _MOST_UPDATES):
+            part = request._replace(updates=updates[first : first + _MOST_UPDATES])
+            reply = self._call(part, time)
+            totals += reply.totals
+            skipped.update(first + place for place in reply.skipped)
+        return SyncReply(reply.time, reply.nodes, totals, frozenset(skipped))
+
+    def _call(self, request: SyncRequest, time: float | str) -> SyncReply:
         writers = self._names.writers(request.cluster)
         words: list[bytes | str | int | float] = [len(request.updates) + 1, writers]
         names = self._key_names(request)

@@ -165,3 +165,19 @@ def test_every_rule_of_the_page_has_a_case() -> None:
 def test_the_names_of_cases_are_different() -> None:
     names = [case["name"] for case in _CASES]
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_cost_is_too_large_to_be_told() -> None:
+    """Or one absurd amount would end the connection of the whole host, at each ask anew."""
+    case = next(case for case in _CASES if case["name"].startswith("an Ask tells the totals"))
+    runner = _Runner(case["node"])
+    for step in case["steps"][:2]:
+        runner.do(step)
+    user = {"service": "front", "user": "ann"}
+    for at, amount in ((0.2, 2.0**64), (0.9, 1e300)):
+        runner.do({"at": at, "do": "consume", **user, "amounts": {"reads": amount}})
+        step = {"at": at, "do": "throttle", **user, "cost": {"reads": amount}, "expect": "pass"}
+        assert runner.do(step) != "pass"
+        ask = runner.do({"at": at + 0.05, "do": "ask"})
+        assert ask is not None
+        assert max(ask["front"]["ann"]["resources"]["reads"].expected) <= 1e18

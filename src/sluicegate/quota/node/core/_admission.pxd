@@ -163,7 +163,7 @@ cdef inline bint has_running_requests(UserRecord *user) noexcept nogil:
 
 cdef inline double reserved_of(ResourceCell *cell) noexcept nogil:
     """What running requests have reserved."""
-    return <double> cell.reserved + cell.old_reserved + cell.ticketed[0] + cell.ticketed[1]
+    return min(<double> cell.reserved + cell.old_reserved + cell.ticketed[0] + cell.ticketed[1], MAX_TOTAL)
 
 
 cdef inline bint has_reservations(UserRecord *user, ResourceCell *cells, int count) noexcept nogil:
@@ -453,6 +453,7 @@ cdef inline void begin_request(
 
 
 cdef inline void update_mean(ResourceCell *cell, double amount, double times) noexcept nogil:
+    amount = min(amount, MAX_TOTAL)
     if not cell.flags & HAS_MEAN:
         cell.flags |= HAS_MEAN
         cell.mean = <float> amount
@@ -474,7 +475,7 @@ cdef inline void learn_costs(ResourceCell *cells, int count, Costs *expect, uint
             if cost > 0.0 and (cost != cells[i].mean or not cells[i].flags & HAS_MEAN):
                 update_mean(&cells[i], cost, many)
                 if cells[i].mean < cost:
-                    cells[i].mean = <float> cost
+                    cells[i].mean = <float> min(cost, MAX_TOTAL)
 
 
 cdef inline void count_refusals(

@@ -23,9 +23,9 @@ from sluicegate.quota.node.core._user_keys cimport is_overflow_name, make_user_k
 from sluicegate.quota.node.core._report_tracker cimport ReportTracker, UserTotals, acknowledge_user
 from sluicegate.quota.packed._gil cimport yield_gil_periodically
 from sluicegate.quota.node.core._admission cimport (
-    HAS_ALLOWANCE, IS_TOLD, MEAN_IS_TOLD, REQUEST_STARTS, USER_WORDS, ResourceCell, UserRecord, WindowInfo, balance_of,
-    coming_requests, find_cell, get_or_add_cell, give_back, give_back_parts, guess_of, has_allowance, init_record,
-    kept_part, knows_mean, must_keep, reserved_of,
+    HAS_ALLOWANCE, IS_TOLD, MAX_TOTAL, MEAN_IS_TOLD, REQUEST_STARTS, USER_WORDS, ResourceCell, UserRecord, WindowInfo,
+    balance_of, coming_requests, find_cell, get_or_add_cell, give_back, give_back_parts, guess_of, has_allowance,
+    init_record, kept_part, knows_mean, must_keep, reserved_of,
 )
 
 from sluicegate.quota.messages import Credit, UserAsk
@@ -186,7 +186,7 @@ cdef object _ask_of(
         resources[user_table.header.resource_name(cell.resource)] = Credit(
             cell.granted,
             cell.returned,
-            max(0.0, cell.consumed + reserved_of(cell)),
+            max(0.0, min(cell.consumed + reserved_of(cell), MAX_TOTAL)),
             cell.mean if knows_mean(cell) else 0.0,
         )
         is_unknown = is_unknown or not knows_mean(cell)

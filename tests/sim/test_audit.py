@@ -321,6 +321,7 @@ seconds = 30
 warm_up = 5
 nodes = 3
 centrals = 1
+snapshot_seconds = 1
 wait = false
 limit = [{{ user = "ann", requests = 100, burst_seconds = {burst} }}]
 traffic = [{{ user = "ann", rate = {rate}, arrival = "even" }}]

@@ -73,6 +73,7 @@ class _Bucket:
     capacity: float
     cost: float = 0.0  # of the largest request
     most_unused: float = 0.0  # of the credit that was out at any time
+    inherited: float = 0.0  # of it, what was out when the limit was lowered
     strict: float = 0.0  # the level without what it may hold beyond its capacity
     outstanding: float = 0.0  # the sum of all accounts
     unbooked: float = 0.0
@@ -318,10 +319,14 @@ class CentralBooks:
         if bucket.capacity == 0.0:  # there was no limit
             since = max(self.begun, cell.since)
             bucket.level = bucket.strict = min(capacity, rate * (time - since + 1.0))
-        elif bucket.level > 0.0:
+        else:
+            change = capacity / bucket.capacity - 1.0
             # The central may have refilled it some time ago; since then the new rate holds.
-            bucket.level = bucket.level / bucket.capacity * capacity + rate * (time % 1.0)
-            bucket.strict *= capacity / bucket.capacity
+            saved = max(0.0, bucket.level - bucket.outstanding)
+            bucket.level += saved * change + rate * (time % 1.0)
+            bucket.strict += max(0.0, bucket.strict - bucket.outstanding) * change
+            if change < 0.0:
+                bucket.inherited = max(0.0, bucket.outstanding - bucket.unbooked)
         bucket.rate, bucket.capacity = rate, capacity
 
     def _refill(self, bucket: _Bucket, time: float) -> None:
@@ -351,7 +356,8 @@ class CentralBooks:
 
     def _note_beyond(self, bucket: _Bucket, slot: int) -> None:
         # What was out and is given back stays for those that wait.
-        beyond = bucket.unbooked + min(bucket.most_unused, bucket.cost * len(bucket.accounts))
+        beyond = bucket.unbooked + bucket.inherited
+        beyond += min(bucket.most_unused, bucket.cost * len(bucket.accounts))
         if self._oldest <= slot - _SILENT_SLOTS or self._oldest < self.resumed:
             for name, account in bucket.accounts.items():
                 if self._is_silent(self.nodes[name], slot):

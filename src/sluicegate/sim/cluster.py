@@ -94,7 +94,7 @@ class Cluster:
             self._start_node(name)
         self._lead(scenario.centrals[0])
         if self._writes_disks:
-            world.at(scenario.slot_seconds, self._write_disks)
+            world.at(scenario.snapshot_seconds, self._write_disks)
 
     # Machines
 
@@ -335,7 +335,7 @@ class Cluster:
                 self._disks[f"snapshot of {name}"] = self._system.snapshot(machine.process)
                 if self._audit is not None:
                     self._audit.snapshot_written(name)
-        self.world.at(self.world.now + self.scenario.slot_seconds, self._write_disks)
+        self.world.at(self.world.now + self.scenario.snapshot_seconds, self._write_disks)
 
     def recorded(self, service: str, user: str, resource: str) -> float:
         """What the leader has booked; nothing if nobody leads."""

@@ -94,6 +94,7 @@ class Scenario:
     nodes: tuple[str, ...]
     centrals: tuple[str, ...]
     election_seconds: float
+    snapshot_seconds: float
     deposed_seconds: float  # how long a leader that lost its lease still believes in it
     limits: tuple[Entry, ...]
     traffic: tuple[Traffic, ...]
@@ -216,6 +217,7 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
         nodes=nodes,
         centrals=centrals,
         election_seconds=table.number("election_seconds", 2.0, most=_MOST_SECONDS),
+        snapshot_seconds=table.number("snapshot_seconds", 10.0, least=0.1, most=_MOST_SECONDS),
         deposed_seconds=table.number("deposed_seconds", 0.0, most=_MOST_SECONDS),
         limits=_limits(table, "limit"),
         traffic=tuple(one for each in table.tables("traffic") for one in _traffic(each, nodes)),

@@ -427,3 +427,23 @@ def test_whatever_is_lost_or_doubled_nothing_is_granted_that_was_not_there(
         booked = ledger.recorded("front", "u", each)
         # Nothing is lost: what nodes hold, and what they used and have not reported.
         assert ledger.outstanding("front", "u", each) >= held + told - booked - 1e-3
+
+
+@pytest.mark.parametrize(("rate", "saved"), [(1.0, 0.6), (50.0, 30.0), (1000.0, 600.0)])
+def test_a_changed_limit_scales_what_is_saved_and_not_what_nodes_hold(
+    rate: float, saved: float
+) -> None:
+    """40 of the bucket's 100 are at a node: 25 are used and 15 are not."""
+    fleet = cluster()
+    fleet.ask(T0, "a", 40)
+    fleet.nodes["a"].used["r"] = 25.0
+    fleet.ask(T0, "a")
+    assert fleet.available(T0) == 60.0
+    fleet.ledger.set_limits([entry(r=rate, burst_seconds=1.0)])
+    fleet.ledger.assign(START + 1)
+    assert fleet.available(T0) == pytest.approx(saved, abs=1.01 * rate)
+    # What was out when the limit was lowered is not taken from the new bucket.
+    fleet.nodes["a"].used["r"] = 40.0
+    fleet.ask(T0 + 2, "a")
+    fleet.ledger.book(START + 3, fleet.nodes["a"].report(START + 2))
+    assert fleet.available(T0 + 4) == pytest.approx(rate, abs=0.01)

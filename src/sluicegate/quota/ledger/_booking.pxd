@@ -31,6 +31,7 @@ cdef struct ReportContext:  # what all lines of a report have in common
     double silent_since  # the node was silent since then, in slots; below 0: it was not
     double still_silent_since  # and is so for the time since then, as its report is old; below 0: it is not
     double silent_until  # up to then it was taken to live on its safe share
+    long long resumed_at  # the slot in which the central was back after an outage; 0: there was none
     int heard_since  # but not for users for which it has asked since this slot
     bint is_overtaken  # the node has sent an ask since, which is booked
     unsigned int active_ms  # the end of the slot, as a cell stores it
@@ -113,7 +114,7 @@ cdef inline void apply_delta(
     double unforeseen,
 ) noexcept nogil:
     """Update a bucket by what a node consumed, of which so much was not known before."""
-    cdef double recovered, before, before_creation
+    cdef double recovered, before, before_creation, since
     cdef int older
     update_demand(context, bucket, cell, delta, held)
     if bucket.rate >= 0.0:
@@ -133,8 +134,10 @@ cdef inline void apply_delta(
         recovered = min(bucket.overflowed, unforeseen * older / context.slots)
         recovered = min(recovered, bucket.rate * (context.slots - 1 + max(0.0, bucket.time - context.slot)))
         if context.is_handed_over:
-            # Only what it consumed before the bucket has its refill.
-            before = min(max(0.0, bucket.filled_since - 2 - (context.slot - context.slots)), <double> context.slots)
+            # Only what it consumed before the bucket has its refill: what came in while the central was
+            # away has overflowed.
+            since = max(bucket.filled_since, <double> context.resumed_at)
+            before = min(max(0.0, since - 2 - (context.slot - context.slots)), <double> context.slots)
             recovered = min(recovered, unforeseen * before / context.slots)
         bucket.overflowed -= recovered
         bucket.level += recovered

@@ -62,6 +62,7 @@ cdef struct Bucket:
     double reserved  # promised to classic nodes, and the safe shares of autonomous ones beyond their credit
     double silent  # what nodes hold that are not heard, used or not: as good as spent
     double spare  # what it may hold beyond its capacity while credit is out
+    double inherited  # credit that nodes held unused when the limit was lowered: it takes no room
     double autonomous  # what they are assumed to spend per slot of their safe shares, in `reserved` and `silent`
     double kept  # for nodes that a ledger without books does not know yet: they may have spent it
     double overflowed  # refill that exceeded the ceiling while a report was still outstanding
@@ -124,10 +125,14 @@ cdef inline double capacity_of(Bucket *bucket) noexcept nogil:
     return max(bucket.capacity, max(bucket.rate, request + min(ROUND_TRIP_SLOTS * bucket.rate, request)))
 
 
+cdef inline double unused_of_all(Bucket *bucket) noexcept nogil:
+    """The credit that is out and not used, as far as is known."""
+    return max(0.0, bucket.outstanding - bucket.unbooked)
+
+
 cdef inline double spare_for_credit(Bucket *bucket) noexcept nogil:
     """What a bucket may hold beyond its capacity, of the credit that is out and not used."""
-    cdef double unused = max(0.0, bucket.outstanding - bucket.unbooked)
-    return min(unused, bucket.spare)
+    return min(unused_of_all(bucket), max(bucket.spare, bucket.inherited))
 
 
 cdef inline double full_level_of(Bucket *bucket) noexcept nogil:
@@ -169,7 +174,8 @@ cdef inline void _clip(Bucket *bucket, double most) noexcept nogil:
 
 cdef inline void spill(Bucket *bucket) noexcept nogil:
     """Drop what a bucket cannot hold any more. What was given back just now stays: others may wait for it."""
-    _clip(bucket, full_level_of(bucket) + bucket.spare)
+    bucket.inherited = min(bucket.inherited, unused_of_all(bucket))
+    _clip(bucket, full_level_of(bucket) + max(bucket.spare, bucket.inherited))
 
 
 cdef inline void refill(Bucket *bucket, double time) noexcept nogil:
@@ -183,6 +189,7 @@ cdef inline void refill(Bucket *bucket, double time) noexcept nogil:
         bucket.silent += spent
         bucket.level += bucket.rate * (time - bucket.time)
         bucket.time = time
+        bucket.inherited = min(bucket.inherited, unused_of_all(bucket))
         _clip(bucket, max(ceiling_of(bucket), min(before, full_level_of(bucket) + bucket.spare)))
 
 

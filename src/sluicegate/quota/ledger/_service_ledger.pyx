@@ -56,6 +56,7 @@ from sluicegate.quota.ledger._bucket cimport (
     promise,
     promised_after,
     refill,
+    unused_of_all,
 )
 from sluicegate.quota.ledger._credit cimport (
     available_of,
@@ -276,6 +277,7 @@ cdef class ServiceLedger:
         context.slots, context.sequence, context.since = slots, sequence, since
         context.silent_since, context.still_silent_since, context.silent_until = silence
         context.heard_since = self._slot_offset(self.assigned)
+        context.resumed_at = self.nodes.resumed_at
         context.is_known, context.is_new_boot = is_known, is_new_boot
         context.is_handed_over, context.is_overtaken = is_handed_over, is_overtaken
         for user, resources in lines.items():
@@ -329,6 +331,7 @@ cdef class ServiceLedger:
         context.slots, context.sequence, context.since = slots, sequence, since
         context.silent_since, context.still_silent_since, context.silent_until = silence
         context.heard_since = self._slot_offset(self.assigned)
+        context.resumed_at = self.nodes.resumed_at
         context.is_known, context.is_new_boot = is_known, is_new_boot
         context.is_handed_over, context.is_overtaken = is_handed_over, is_overtaken
         if not 0 <= begin <= end <= lines.count:
@@ -1189,7 +1192,7 @@ cdef class ServiceLedger:
         """
         cdef Py_ssize_t number, end
         cdef Bucket *bucket
-        cdef double before, level, rate
+        cdef double before, level, saved, rate
         cdef int i
         self.limits_version += 1
         end = self.count if self.count - begin < most else begin + most
@@ -1203,6 +1206,7 @@ cdef class ServiceLedger:
             refill(bucket, slot)
             before = capacity_of(bucket)
             level = bucket.level
+            saved = min(level, available_of(bucket))
             rate = bucket.rate
             self._set_limit(number, slot)
             for i in range(bucket.count):
@@ -1212,10 +1216,13 @@ cdef class ServiceLedger:
             if bucket.rate < 0.0:
                 for i in range(bucket.count):
                     memset(bucket.cells[i].promised, 0, 4 * sizeof(float))
-            elif level <= 0.0 or before == 0.0:
+            elif before == 0.0:
                 bucket.level = level
             else:
-                bucket.level = level / before * capacity_of(bucket)
+                # What nodes hold, and what they have spent, is no part of what is saved.
+                bucket.level = level + max(0.0, saved) * (capacity_of(bucket) / before - 1.0)
+                if capacity_of(bucket) < before:
+                    bucket.inherited = unused_of_all(bucket)
         return end if end < self.count else None
 
     # Snapshots

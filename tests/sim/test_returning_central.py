@@ -1,0 +1,46 @@
+"""A central that is back with a state that is older than its nodes."""
+
+import pytest
+
+from sluicegate.sim.runner import run
+from sluicegate.sim.scenario import read
+
+SCENARIO = """
+title = "t"
+about = "a"
+seconds = 60
+warm_up = 25
+nodes = 3
+centrals = 1
+election_seconds = 0.1
+snapshot_seconds = 10
+exact_arrivals = true
+wait = true
+limit = [{{ user = "zoe", requests = 20, burst_seconds = 1 }}]
+traffic = [{{ user = "zoe", rate = 45 }}]
+
+[[fault]]
+at = 19.2  # before the state is written
+what = "leave"
+machine = ["node-1..3"]
+
+[[fault]]
+at = 20.5  # after that
+what = "join"
+nodes = 3
+
+[[fault]]
+at = 29.0
+what = "crash"
+machine = "leader"
+seconds = {away}
+"""
+
+
+@pytest.mark.parametrize("away", [4, 10])
+def test_what_new_nodes_spent_while_the_central_was_away_is_no_debt(away: int) -> None:
+    """The refill of that time has overflowed the bucket. As a debt it would take as long to pay."""
+    measures = run(read(SCENARIO.format(away=away)), seed=1).measures
+    assert measures.shortfall is not None
+    assert measures.shortfall < 0.06
+    assert measures.excess == 0.0

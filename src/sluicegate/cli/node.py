@@ -88,7 +88,7 @@ for several centrals, repeat --central"""
         type=float,
         metavar="SECONDS",
         help="how long a request may wait for credit from the central, at most "
-        "(default: as long as an answer takes, 0.05 to 0.2); 0 turns it off",
+        "(default: as long as an answer takes, 0.05 to 0.3); 0 turns it off",
     )
     parser.add_argument(
         "--shared",

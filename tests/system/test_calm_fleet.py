@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sluicegate.demo.pauses import SHORTEST_PAUSE
 from sluicegate.demo.traffic import Spans, Traffic
 from tests.system.fleet import Fleet, begin_together, toml
 from tests.system.outcome import (
@@ -97,7 +98,9 @@ def test_three_times_the_limit_on_four_nodes_is_held_to_the_limit(
     greedy = calm["four"].courses["greedy"]
     for slot in greedy.calm(WARM, CALM_SECONDS):
         assert greedy.demand(slot, slot + 1) >= 2.8 * GREEDY, str(greedy)
-    assert greedy.over(1, GREEDY, WARM, CALM_SECONDS, calm=True) <= 0.05, str(greedy)
+    # What comes in during a pause that is too short to be noted passes after it.
+    most = 0.05 + SHORTEST_PAUSE
+    assert greedy.over(1, GREEDY, WARM, CALM_SECONDS, calm=True) <= most, str(greedy)
     assert greedy.over(1, GREEDY, WARM, CALM_SECONDS) <= 1.05, str(greedy)
     assert greedy.over(10, GREEDY, WARM, CALM_SECONDS) <= 0.1, str(greedy)
     assert greedy.under(GREEDY, WARM, CALM_SECONDS) <= 0.02, str(greedy)

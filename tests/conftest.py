@@ -17,7 +17,7 @@ from tests.harness.servers import RedisServer
 
 __all__ = ["pytest_collection_modifyitems", "pytest_runtest_call", "pytest_xdist_make_scheduler"]
 
-settings.register_profile("default", max_examples=150, deadline=None)
+settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile(
     "soak",
     max_examples=5_000,

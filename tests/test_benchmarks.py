@@ -85,6 +85,7 @@ def test_the_classic_measurement_is_overloaded_too() -> None:
     assert sum(users["user:0"]["requests"] for users in given.values()) > 0.9 * quota.RATE
 
 
+@pytest.mark.no_cover
 def test_every_row_of_the_quota_part_is_measured() -> None:
     rows = [
         *quota.assignment(400, 200),
@@ -121,6 +122,7 @@ def test_asks_are_granted_and_answered_in_the_measurement(load: float) -> None:
     assert min(costs) > 0.0
 
 
+@pytest.mark.no_cover
 def test_a_thousand_nodes_are_a_few_here(tmp_path: Path) -> None:
     """Whatever the times are: all reports are acknowledged, and asks are granted."""
     answers = thousand_nodes.measure(str(tmp_path), nodes=5, users=10, slots=6)

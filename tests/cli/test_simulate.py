@@ -65,6 +65,7 @@ def test_a_goal_that_is_missed_is_exit_code_1(
     assert "  no\n" in printed
 
 
+@pytest.mark.no_cover
 def test_json_is_one_document_and_the_same_for_the_same_seed(
     mine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,6 +323,7 @@ def test_goals_say_their_sense() -> None:
     assert goal("lowest_second", 0.9) == ">= 90 %"
 
 
+@pytest.mark.no_cover
 def test_the_table_for_the_docs_has_a_row_for_each_goal() -> None:
     outcomes = simulate([read(MINE, name="mine")])
     assert plain(outcomes[0].results).startswith("mine: t\n")
@@ -335,6 +337,7 @@ def test_the_table_for_the_docs_has_a_row_for_each_goal() -> None:
     assert page(outcomes).startswith("<!doctype html>")
 
 
+@pytest.mark.no_cover
 def test_the_example_in_the_docs_meets_its_goal() -> None:
     docs = Path(__file__).parents[2] / "docs" / "simulator.md"
     (example,) = re.findall(r"```toml\n(.*?)```", docs.read_text(encoding="utf-8"), re.DOTALL)
@@ -357,6 +360,7 @@ def test_a_random_cluster_is_shown_with_its_facts_and_can_be_saved(
     assert again.splitlines()[5:] == printed[printed.index("random: ") :].splitlines()[5:]
 
 
+@pytest.mark.no_cover
 def test_many_random_clusters_are_summed_up_per_regime(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_random_cluster_is_judged_by_the_bounds_of_its_regime(
     assert [one["met"] for one in outcome["bounds"]] == [False, True, True, True]
 
 
+@pytest.mark.no_cover
 def test_many_random_clusters_have_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     main(["simulate", "pacing-random", "--runs", "3", "--json"])
     document = json.loads(capsys.readouterr().out)

@@ -40,6 +40,7 @@ seconds = 4
 """
 
 
+@pytest.mark.no_cover
 def test_the_system_as_it_is_breaks_nothing() -> None:
     for seed in range(3):
         run(read(STORY), seed=seed)
@@ -217,6 +218,7 @@ def generous_rule(
     return [available / len(nodes)] * len(nodes)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("rule", [generous_rule, "classic"], ids=["own", "classic"])
 def test_no_rule_of_assignment_grants_credit_that_is_not_there(rule: Any) -> None:
     """It splits safe shares, and the promises of classic nodes; credit is granted by the bucket."""

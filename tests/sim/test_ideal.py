@@ -227,6 +227,7 @@ rate = {rate}
 """
 
 
+@pytest.mark.no_cover
 def test_a_run_beside_the_ideal_has_both_figures() -> None:
     quiet = run(read(ONE_NODE.format(nodes=1, limit=100, rate=50, more="")))
     assert quiet.measures.shortfall == 0.0
@@ -236,6 +237,7 @@ def test_a_run_beside_the_ideal_has_both_figures() -> None:
     assert abs(flooded.measures.shortfall) < 0.02
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "more",
     [

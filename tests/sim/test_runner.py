@@ -96,6 +96,7 @@ def as_text(result: Result) -> str:
     return json.dumps([result.as_dict(), result.events, series])
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("system", ["fair", "classic"])
 def test_the_same_seed_gives_the_same_run_to_the_byte(system: str) -> None:
     first, again, other = (as_text(run(scenario(), system=system, seed=seed)) for seed in (3, 3, 4))
@@ -187,6 +188,7 @@ def test_limits_that_change_hold_from_then_on() -> None:
     assert sum(cell.admitted[200:300]) == pytest.approx(2000, rel=0.1)
 
 
+@pytest.mark.no_cover
 def test_requests_that_run_for_a_while_are_held_back_by_what_they_are_expected_to_cost() -> None:
     text = STEADY.replace("rate = 1200", "rate = 1200\nduration = 2.5")
     result = run(scenario(text))

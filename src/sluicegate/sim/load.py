@@ -275,12 +275,18 @@ class Load:
         machine.later(seconds, self._give_up, machine, waiting)
 
     def _retry_all(self, machine: Machine) -> None:
-        """The node has heard something: those that wait try again, in the order of arrival."""
+        """The node has heard something: those that wait try again, in the order of arrival.
+
+        Behind one that still waits, others of its stream would too: they are not tried.
+        """
         still = []
+        short: set[int] = set()
         for waiting in self._waiting.get(machine.name, ()):
-            self._retry(machine, waiting, can_wait=True)
+            if waiting.number not in short:
+                self._retry(machine, waiting, can_wait=True)
             if waiting.count:
                 still.append(waiting)
+                short.add(waiting.number)
         self._waiting[machine.name] = still
         if not still:
             machine.on_heard = None

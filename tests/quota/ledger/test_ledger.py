@@ -86,6 +86,7 @@ def test_idle_nodes_have_a_little_safe_share() -> None:
     assert 0.01 * 1000 <= sum(safe[5:]) <= 0.12 * 1000
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("nodes", "slots"), [(20, 400), (7, 210)])
 def test_a_limit_of_one_goes_round_between_the_nodes(nodes: int, slots: int) -> None:
     fleet = Fleet(Ledger([entry(r=1.0)]), nodes)

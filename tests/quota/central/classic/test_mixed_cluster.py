@@ -1,5 +1,6 @@
 """Classic nodes and our own share one user's bucket, in virtual time."""
 
+import os
 import random
 
 import pytest
@@ -7,6 +8,10 @@ import pytest
 from sluicegate.quota.ledger.limit_entry import Entry
 from tests.harness.mixed_cluster import MixedCluster
 
+# Whole clusters in virtual time, call by call.
+pytestmark = pytest.mark.no_cover
+
+SEEDS = range(20 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 3)
 RATE = 100.0
 
 
@@ -83,7 +88,7 @@ def test_nobody_within_the_limit_is_refused(burst_seconds: float, most_refused: 
 def test_no_window_holds_more_than_the_limit_and_the_burst(burst_seconds: float) -> None:
     """Traffic comes and goes on both, and comes all at once where one slot ends and one begins."""
     most = 0.0
-    for seed in range(6):
+    for seed in SEEDS:
         chance = random.Random(seed)
         mixed = cluster(burst_seconds, own=[30.0, 30.0], classic=[30.0, 30.0], seed=seed)
         mixed.run(15.0)  # a classic node without a quota refuses nothing

@@ -12,6 +12,7 @@ import pytest
 
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import Scenario, load, read
+from sluicegate.sim.traffic import Cost
 from tests.harness.shipped_scenarios import run_shipped
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
@@ -175,6 +176,19 @@ def test_what_was_saved_can_be_had_within_a_slot(nodes: int, begins: float) -> N
     first, *others = [sum(cell.admitted[step : step + 10]) for step in range(begin, begin + 40, 10)]
     assert 0.95 * 11_000 <= first <= 11_000
     assert others == pytest.approx([1000, 1000, 1000], rel=0.06)
+
+
+def test_long_requests_of_one_cost_take_no_more_than_the_limit() -> None:
+    """In "long-requests" the costs have a heavy tail, and are learned ten seconds late."""
+    scenario = load("long-requests")
+    traffic = tuple(
+        dataclasses.replace(one, cost={"tokens": Cost(1000.0)}) for one in scenario.traffic
+    )
+    for seed in SEEDS:
+        measures = run(dataclasses.replace(scenario, traffic=traffic), seed=seed).measures
+        assert measures["over_60"] <= 0.03, seed
+        assert measures["shortfall"] <= 0.05, seed
+        assert measures["excess"] == 0.0, seed
 
 
 @pytest.mark.parametrize("limit", [30, 100, 300])

@@ -10,7 +10,8 @@ The books err on the generous side, so that whatever they object to is wrong:
   are not heard; while credit is out, with a request for each node besides.
 - What overflowed while a report was missing is set against what the node consumed beyond its
   grants in that time.
-- A central that began with empty books is told by nodes of a time before: that is no debt.
+- A central that began with empty books is told by nodes of a time before: that is no debt, nor is
+  what requests have reserved that another leader had granted.
 
 Times are slots of the central's clock, with fractions.
 """
@@ -41,6 +42,7 @@ class _Account:
     used: float = 0.0  # consumed, and reserved by running requests
     consumed: float = 0.0  # as far as it is booked
     sequence: int = 0  # of the last report with a line of it
+    is_new: bool = True  # there was none yet
     has_asked: bool = False
     cost: float = 0.0  # of a request, as the node has told last; 0: it has not
     told: float = 0.0  # when the node last told of it
@@ -102,6 +104,7 @@ class _Node:
     asked_slot: float = -math.inf  # in which that came
     seen: float = 0.0
     has_left: bool = False
+    is_handed_over: bool = False  # it has reported to another leader before
 
 
 @dataclass(slots=True)
@@ -149,6 +152,7 @@ class CentralBooks:
             if is_new_boot:
                 self._drop(report.node)
             node = self.nodes[report.node] = _Node(report.boot, seen=time)
+            node.is_handed_over = is_first and report.settled_slot >= 0
         slot = math.floor(time)
         is_told = report.leaving or report.epoch >= 0
         node.slot = max(node.slot, min(report.slot, slot if is_told else slot - 1))
@@ -158,7 +162,7 @@ class CentralBooks:
         node.reported = max(node.reported, report.sent)
         node.has_left = report.leaving
         # What others were told before these books began is no debt of theirs.
-        is_forgiven = is_first and self.is_cold and report.settled_slot >= 0
+        is_forgiven = self.is_cold and is_first and node.is_handed_over
         totals = self.heard.setdefault((report.node, report.boot), {})
         for cell, line in lines:
             bucket = self._bucket(cell, time)
@@ -183,14 +187,22 @@ class CentralBooks:
             account.consumed = line.consumed
             account.sequence = report.sequence
             told = line.consumed + line.held
+            reserved = 0.0
+            if account.is_new and node.is_handed_over:
+                reserved = max(0.0, min(line.held, line.granted - line.returned - line.consumed))
+            account.is_new = False
             account.used = max(account.used, line.consumed) if is_overtaken else told
             account.tell(line.granted, line.returned)
             self._count(bucket, account, before)
-            if not is_forgiven:
-                bucket.change(-new)
-                self._recover(bucket, account, min(new, account.uncovered))
-            else:
+            if is_forgiven:
+                bucket.change(account.unbooked())
                 account.uncovered = 0.0
+                continue
+            bucket.change(-new)
+            if self.is_cold:
+                bucket.change(reserved)
+                reserved = 0.0
+            self._recover(bucket, account, min(new + reserved, account.uncovered))
         if report.leaving:
             self._give_back(report.node)
         self._oldest = min(node.slot for node in self.nodes.values())

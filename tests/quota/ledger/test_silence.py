@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sluicegate.quota.ledger.ledger import Ledger
-from sluicegate.quota.messages import Report
+from sluicegate.quota.messages import Line, Report
 from tests.harness.spending_nodes import START, entry
 from tests.harness.telling_nodes import T0, Cluster, Teller, cluster
 
@@ -200,3 +200,77 @@ def test_only_what_exceeds_the_credit_is_set_against_refill_that_overflowed(
         fleet.ask(T0 + 5.9, "a")
     fleet.ledger.book(START + 6, node.report(START + 5))
     assert fleet.available(T0 + 5.9) == pytest.approx(-debt, abs=1e-6)
+
+
+def first_report(slots: int, **amounts: float) -> Report:
+    """The first report of a node to this leader: a leader acknowledged one `slots` before."""
+    numbers = dict.fromkeys(("consumed", "settled", "held", "granted", "returned"), 0.0) | amounts
+    line = Line(rejected=0, requests=0, **numbers)  # type: ignore[arg-type]
+    lines = {"front": {"u": {"r": line}}}
+    return Report("a", 1, 9, 1, 8, START - 1, T0, lines, settled_slot=START - 1 - slots)
+
+
+@pytest.mark.parametrize(
+    ("slots", "amounts", "charged"),
+    [
+        # Requests that run are paid for. A slot's refill is in the bucket: it pays for that slot.
+        (1, {"granted": 400.0, "held": 400.0}, 0.0),
+        (1, {"granted": 440.0, "held": 400.0, "consumed": 40.0}, 40.0),
+        (1, {"granted": 540.0, "held": 400.0, "consumed": 140.0, "settled": 100.0}, 40.0),
+        # Credit that the node has not used is out.
+        (1, {"granted": 430.0, "held": 400.0}, 30.0),
+        (1, {"granted": 430.0, "held": 400.0, "returned": 30.0}, 0.0),
+        # What ended within the credit of the earlier leader, evenly in five slots.
+        (5, {"granted": 300.0, "held": 100.0, "consumed": 200.0}, 40.0),
+        # Let through on a share, evenly in five slots, ended or not.
+        (5, {"consumed": 200.0}, 40.0),
+        (5, {"held": 200.0}, 40.0),
+        (5, {"granted": 160.0, "consumed": 200.0, "held": 160.0}, 40.0),
+        # More than the refill of the four slots before: that is a debt.
+        (5, {"held": 1000.0}, 600.0),
+    ],
+)
+def test_a_ledger_without_books_charges_what_was_let_through_since_its_refill_begins(
+    slots: int, amounts: dict[str, float], charged: float
+) -> None:
+    ledger = Ledger([entry(r=100.0, burst_seconds=1.0)])
+    ledger.begin(START)
+    assert ledger.book(START, first_report(slots, **amounts))
+    available = ledger.available("front", "u", "r", T0)
+    assert available == pytest.approx(100.0 - charged)
+
+
+def test_a_user_that_a_later_report_names_first_is_taken_over_too() -> None:
+    """Its requests run on, and nothing has changed: the first report says nothing of it."""
+    for asks_first in (False, True):
+        ledger = Ledger([entry(r=100.0, burst_seconds=1.0)])
+        node = Teller(ledger, "a")
+        ledger.book(START, Report("a", 1, 8, 1, 7, START - 1, T0, {}, settled_slot=START - 2))
+        node.sequence = 8
+        node.granted["r"] = node.used["r"] = 400.0
+        if asks_first:
+            ledger.ask(T0 + 0.5, node.message(T0 + 0.5))
+        ledger.book(START + 1, node.report(START, held=400.0))
+        assert ledger.available("front", "u", "r", T0 + 1.0) == pytest.approx(100.0)
+        assert ledger.outstanding("front", "u", "r") == pytest.approx(400.0)
+
+
+def test_what_is_taken_over_is_paid_for_once() -> None:
+    """When the requests end, nothing comes back; a node that begins anew has new ones."""
+    ledger = Ledger([entry(r=100.0, burst_seconds=1.0)])
+    ledger.begin(START)
+    ledger.book(START, first_report(1, granted=400.0, held=400.0))
+    node = Teller(ledger, "a")
+    node.sequence = 9
+    node.granted["r"] = node.used["r"] = 400.0
+    node.hear(ledger.ask(T0, node.message(T0, 100)))
+    assert node.granted["r"] == 500.0
+    node.used["r"] = 500.0
+    ledger.book(START + 1, node.report(START, held=100.0))
+    available = ledger.available("front", "u", "r", T0 + 1.0)
+    assert available == pytest.approx(100.0)  # all was granted, and 100 have come in
+    node.boot, node.sequence = 2, 0
+    ledger.book(START + 2, node.report(START + 1, held=400.0))
+    available = ledger.available("front", "u", "r", T0 + 2.0)
+    assert available is not None
+    assert available < -300.0

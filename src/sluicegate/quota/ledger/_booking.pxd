@@ -3,6 +3,10 @@
 What was consumed in the time of a late report is set against the refill of that time, also where that
 overflowed a bucket which looked full meanwhile. Of our own nodes that is so only for what they consumed
 beyond their credit: that had its place in the bucket.
+
+A node may tell of requests that began under another leader, or after our snapshot: those that run have
+reserved what they will consume. The refill of that time has paid for them, so they are no debt of the
+bucket (`take_over`).
 """
 
 from libc.math cimport INFINITY
@@ -27,6 +31,7 @@ cdef struct ReportContext:  # what all lines of a report have in common
     bint is_known  # the report before it is booked
     bint is_new_boot  # an earlier boot of the node is known
     bint is_handed_over  # the first report of a node that has reported to another leader before
+    bint is_young  # the ledger began without books lately: of what nodes hold, it has granted nothing itself
     bint is_late  # the slot after it is assigned already
     double silent_since  # the node was silent since then, in slots; below 0: it was not
     double still_silent_since  # and is so for the time since then, as its report is old; below 0: it is not
@@ -105,6 +110,39 @@ cdef inline void update_demand(
         cell.demand = <float> max(0.1 * demand, demand + distance)
 
 
+cdef inline double slots_before(const ReportContext *context, const Bucket *bucket) noexcept nogil:
+    """How many slots of a report are older than the refill that the bucket has, or that was lost in an outage."""
+    cdef double since = max(bucket.filled_since, <double> context.resumed_at)
+    return min(max(0.0, since - 2 - (context.slot - context.slots)), <double> context.slots)
+
+
+cdef inline double take_over(
+    const ReportContext *context,
+    const Bucket *bucket,
+    const NodeCell *cell,
+    const PackedLine *line,
+    const Delta *delta,
+    double unforeseen,
+) noexcept nogil:
+    """What a node has consumed or reserved of the credit of another leader: the refill of that time has paid for it.
+
+    Of a cell that is new here. What was let through in the time of which the bucket has the refill is left out:
+    as much as was consumed in that time, or `unforeseen`, whichever is more. (In the first report, the latter is
+    what was let through beyond the credit since a leader was heard.)
+    """
+    cdef double consumed, running = max(0.0, min(line.held, line.granted - line.returned - line.consumed))
+    if context.is_handed_over:
+        consumed = max(0.0, delta.consumed - unforeseen)
+        return (
+            max(0.0, delta.consumed + line.held - unforeseen)
+            - consumed * (1.0 - slots_before(context, bucket) / context.slots)
+        )
+    if context.is_young and cell.last_ask:
+        # An ask came first: what was used of earlier grants was taken to be booked (`tell`). A part of it still runs.
+        return min(running, max(0.0, cell.consumed - line.consumed))
+    return running if context.is_young else 0.0
+
+
 cdef inline void apply_delta(
     const ReportContext *context,
     Bucket *bucket,
@@ -112,9 +150,13 @@ cdef inline void apply_delta(
     const Delta *delta,
     double held,
     double unforeseen,
+    double taken_over,
 ) noexcept nogil:
-    """Update a bucket by what a node consumed, of which so much was not known before."""
-    cdef double recovered, before, before_creation, since
+    """Update a bucket by what a node consumed, of which so much was not known before.
+
+    `taken_over`: what a node has consumed or reserved that another leader had granted.
+    """
+    cdef double recovered, before_creation
     cdef int older
     update_demand(context, bucket, cell, delta, held)
     if bucket.rate >= 0.0:
@@ -136,11 +178,15 @@ cdef inline void apply_delta(
         if context.is_handed_over:
             # Only what it consumed before the bucket has its refill: what came in while the central was
             # away has overflowed.
-            since = max(bucket.filled_since, <double> context.resumed_at)
-            before = min(max(0.0, since - 2 - (context.slot - context.slots)), <double> context.slots)
-            recovered = min(recovered, unforeseen * before / context.slots)
+            recovered = min(recovered, unforeseen * slots_before(context, bucket) / context.slots)
         bucket.overflowed -= recovered
         bucket.level += recovered
+    if taken_over > 0.0 and bucket.rate > 0.0:
+        if not context.is_young:
+            # It was granted after our snapshot, out of refill that this bucket has too, or that has overflowed.
+            taken_over = min(taken_over, bucket.overflowed)
+            bucket.overflowed -= taken_over
+        bucket.level += taken_over
     if delta.consumed > 0.0 or delta.rejected:
         cell.last_consumed = <float> delta.consumed
         cell.last_rejected = <float> delta.rejected
@@ -159,7 +205,8 @@ cdef inline Delta book_line(
 ) noexcept nogil:
     """Bring a cell up to the totals of a line; returns what the line added."""
     cdef Delta delta
-    cdef double unforeseen, told = line.consumed + line.held
+    cdef double unforeseen = 0.0, taken_over = 0.0, told = line.consumed + line.held
+    cdef bint is_new = cell.sequence == 0 and not context.is_new_boot and (context.is_handed_over or context.is_young)
     if context.silent_since >= 0.0 and cell.last_ask < context.heard_since:
         hear_again(bucket, cell, context.silent_since, context.silent_until)
     take_out(bucket, cell)
@@ -182,6 +229,11 @@ cdef inline Delta book_line(
         delta.consumed = max(0.0, line.consumed - cell.consumed)
         delta.rejected = line.rejected - cell.rejected
         delta.requests = line.requests - cell.requests
+    if is_new:
+        # What runs beyond the credit was let through on a share, as what was consumed beyond it.
+        unforeseen = max(0.0, min(delta.consumed + line.held, line.returned + told - line.granted))
+        taken_over = take_over(context, bucket, cell, line, &delta, unforeseen)
+        cell.held = <float> line.held  # it is no demand of this slot
     if told > cell.used and <int> (context.active_ms - cell.active_ms) > 0:
         note_active(bucket, cell, context.active_ms)
     cell.consumed = line.consumed
@@ -194,9 +246,10 @@ cdef inline Delta book_line(
     put_back(bucket, cell)
     if context.still_silent_since >= 0.0 and cell.last_ask < context.heard_since:
         assume_usage(bucket, cell, context.still_silent_since, context.silent_until, bucket.time)
-    unforeseen = min(delta.consumed, <double> cell.uncovered)
-    cell.uncovered -= <float> unforeseen
-    apply_delta(context, bucket, cell, &delta, line.held, unforeseen)
+    if not (is_new and context.is_handed_over):
+        unforeseen = min(delta.consumed, <double> cell.uncovered)
+    cell.uncovered = <float> max(0.0, cell.uncovered - unforeseen)
+    apply_delta(context, bucket, cell, &delta, line.held, unforeseen, taken_over)
     return delta
 
 
@@ -206,4 +259,4 @@ cdef inline void book_count(
     """Book what a classic node counted in a slot: what it was promised is reserved no more."""
     cell.consumed += delta.consumed
     bucket.reserved = max(0.0, bucket.reserved - delta.consumed)
-    apply_delta(context, bucket, cell, delta, 0.0, delta.consumed)
+    apply_delta(context, bucket, cell, delta, 0.0, delta.consumed, 0.0)

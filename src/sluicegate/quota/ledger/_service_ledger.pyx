@@ -462,6 +462,8 @@ cdef class ServiceLedger:
         context.slots = 1
         context.is_known = True
         context.is_late = self.assigned > slot
+        # Until then no cell has been forgotten that had credit out.
+        context.is_young = 1 < self.nodes.warmup_until and slot < self.nodes.warmup_until + FORGET_CREDIT_SLOTS
         context.active_ms = milliseconds((slot + 1) * self.slot_seconds)
         return context
 

@@ -46,6 +46,50 @@ def test_what_new_nodes_spent_while_the_central_was_away_is_no_debt(away: int) -
     assert measures.excess == 0.0
 
 
+REPLACED = """
+title = "t"
+about = "a"
+seconds = 60
+warm_up = 15
+nodes = 3
+centrals = 1
+election_seconds = 0.1
+exact_arrivals = true
+limit = [{{ user = "zoe", requests = 50, burst_seconds = 1 }}]
+traffic = [{{ user = "zoe", rate = 100 }}]
+
+[[fault]]
+at = 25  # the state was written at 20
+what = "join"
+nodes = 3
+
+[[fault]]
+at = 25.3
+what = "{what}"
+machine = {gone}
+
+[[fault]]
+at = 29.0
+what = "crash"
+machine = "leader"
+seconds = {away}
+"""
+
+
+@pytest.mark.parametrize("away", [4, 10])
+@pytest.mark.parametrize("what", ["leave", "crash"])
+@pytest.mark.parametrize("gone", ['["node-1..3"]', '["node-1"]'])
+def test_the_shares_of_nodes_that_were_replaced_are_not_held(
+    what: str, gone: str, away: int
+) -> None:
+    """The new nodes live on the whole limit: nothing of it is left for those of the old state."""
+    scenario = read(REPLACED.format(what=what, gone=gone, away=away))
+    measures = run(scenario, seed=1).measures
+    assert measures.shortfall is not None
+    assert measures.shortfall < 0.02
+    assert measures.excess == 0.0
+
+
 EMPTY_BOOKS = """
 title = "t"
 about = "a"

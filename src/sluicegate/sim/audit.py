@@ -37,6 +37,7 @@ from sluicegate.sim.world import World
 __all__ = ["Audit", "Cell", "InvariantBroken"]
 
 _REPORTS = 1024  # whose lines are kept by cell: each is looked at by every central
+_RECONNECT_SECONDS = 4.0  # in which nodes find a central that is back
 _FORGET_REPORTS = 118  # after so many without a word of a user, a node may count anew
 _LASTING_SECONDS = 3.0  # and as many slots, at least: nobody is refused for longer without a reason
 _LOOKS = 0.25  # of a slot: how often a lasting refusal is looked at
@@ -111,6 +112,7 @@ class Audit:
         if warm and name in self._disks:
             self._books[name] = self._disks[name].copy()
             self._books[name].resumed = math.floor(slot) - 1
+            self._books[name].reconnect_slots = math.ceil(_RECONNECT_SECONDS / self._slot_seconds)
         else:
             self._books[name] = CentralBooks(math.floor(slot), is_cold=name in self._books)
 

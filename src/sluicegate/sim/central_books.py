@@ -10,6 +10,8 @@ The books err on the generous side, so that whatever they object to is wrong:
   are not heard; while credit is out, with a request for each node besides.
 - What overflowed while a report was missing is set against what the node consumed beyond its
   grants in that time.
+- After an outage the refill is kept for nodes that have not come back yet, for some seconds: where
+  they tell of less, the rest is still there.
 - A central that began with empty books is told by nodes of a time before: that is no debt, nor is
   what requests have reserved that another leader had granted.
 
@@ -116,6 +118,7 @@ class CentralBooks:
     time: float = 0.0  # of the last message
     led_since: float = math.inf
     resumed: float = -math.inf  # the central was away until this slot
+    reconnect_slots: int = 4  # in which nodes find it then
     nodes: dict[str, _Node] = field(default_factory=dict)
     buckets: dict[Cell, _Bucket] = field(default_factory=dict)
     # What it has heard of, of each life (node, boot) of each node.
@@ -189,7 +192,11 @@ class CentralBooks:
             told = line.consumed + line.held
             reserved = 0.0
             if account.is_new and node.is_handed_over:
-                reserved = max(0.0, min(line.held, line.granted - line.returned - line.consumed))
+                reserved = line.held
+                if not is_first:
+                    reserved = min(reserved, line.granted - line.returned - line.consumed)
+                reserved = max(0.0, reserved)
+                self._refill(bucket, time)  # what overflows by now may pay for it
             account.is_new = False
             account.used = max(account.used, line.consumed) if is_overtaken else told
             account.tell(line.granted, line.returned)
@@ -374,6 +381,8 @@ class CentralBooks:
             for name, account in bucket.accounts.items():
                 if self._is_silent(self.nodes[name], slot):
                     beyond += max(0.0, account.outstanding() - account.unbooked())
+        if self._oldest < self.resumed and slot <= self.resumed + self.reconnect_slots + 1:
+            beyond += bucket.rate * max(0.0, self.time - self.resumed)
         bucket.beyond = max(bucket.beyond, beyond)
 
     def _account(self, bucket: _Bucket, node: str, told: float | None) -> _Account:

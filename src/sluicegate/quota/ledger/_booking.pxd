@@ -47,10 +47,13 @@ cdef struct Delta:  # what a line adds to the totals of its cell
 
 
 cdef inline double autonomous_usage(
-    const NodeCell *cell, double since, double time
+    const Bucket *bucket, const NodeCell *cell, double since, double time
 ) noexcept nogil:
     """What a node that is not heard `since` has spent by `time` beyond its credit, if it lives on its safe share."""
-    return max(0.0, cell.safe * (time - since) - outstanding_of(cell))
+    cdef double slots = time - since
+    if bucket.autonomous_part < 1.0:
+        slots -= (1.0 - bucket.autonomous_part) * max(0.0, time - max(since, bucket.part_since))
+    return max(0.0, cell.safe * slots - outstanding_of(cell))
 
 
 cdef inline void assume_usage(
@@ -61,20 +64,20 @@ cdef inline void assume_usage(
     That is as good as spent, and takes no room in the bucket: one that holds little could else give out nothing
     until the node is forgotten.
     """
-    cdef double spent = autonomous_usage(cell, since, min(time, until))
+    cdef double spent = autonomous_usage(bucket, cell, since, min(time, until))
     bucket.reserved += spent
     bucket.silent += outstanding_of(cell) - unbooked_of(cell) + spent
     if spent > 0.0 and time < until:
-        bucket.autonomous += cell.safe
+        bucket.autonomous += bucket.autonomous_part * cell.safe
 
 
 cdef inline void hear_again(Bucket *bucket, const NodeCell *cell, double since, double until) noexcept nogil:
     """A node tells of the time in which it was silent: what was assumed of it holds no more."""
-    cdef double spent = autonomous_usage(cell, since, min(bucket.time, until))
+    cdef double spent = autonomous_usage(bucket, cell, since, min(bucket.time, until))
     bucket.reserved = max(0.0, bucket.reserved - spent)
     bucket.silent = max(0.0, bucket.silent - spent - (outstanding_of(cell) - unbooked_of(cell)))
     if spent > 0.0 and bucket.time < until:
-        bucket.autonomous = max(0.0, bucket.autonomous - cell.safe)
+        bucket.autonomous = max(0.0, bucket.autonomous - bucket.autonomous_part * cell.safe)
 
 
 cdef inline void update_demand(

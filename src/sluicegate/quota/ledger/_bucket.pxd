@@ -64,6 +64,8 @@ cdef struct Bucket:
     double spare  # what it may hold beyond its capacity while credit is out
     double inherited  # credit that nodes held unused when the limit was lowered: it takes no room
     double autonomous  # what they are assumed to spend per slot of their safe shares, in `reserved` and `silent`
+    double autonomous_part  # of their safe shares, what is left of the refill by nodes that are heard
+    double part_since  # from this slot on; before it, they are taken to have spent all of them
     double kept  # for nodes that a ledger without books does not know yet: they may have spent it
     double overflowed  # refill that exceeded the ceiling while a report was still outstanding
     double recorded  # all that was ever booked

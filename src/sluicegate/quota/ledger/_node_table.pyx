@@ -22,7 +22,7 @@ cdef class NodeTable:
         self.reported = NULL
         self.lead_slots = NULL
         self.autonomous_until = NULL
-        self.room = self.resumed_at = self.warmup_until = 0
+        self.room = self.resumed_at = self.led_until = self.warmup_until = 0
         self.numbers = {}
         self.names = []
         self.free = []
@@ -104,6 +104,7 @@ cdef class NodeTable:
         """
         cdef Py_ssize_t number
         self.resumed_at = slot
+        self.led_until = 0
         for number in range(len(self.names)):
             self.autonomous_until[number] = until if self.reported[number] >= since else 0
 
@@ -121,7 +122,7 @@ cdef class NodeTable:
     def rebase(self, long long slot):
         """No node has reported more than `slot`: the clock has gone back."""
         cdef Py_ssize_t number
-        self.resumed_at = 0
+        self.resumed_at = self.led_until = 0
         self.warmup_until = min(self.warmup_until, 1)
         for number in range(len(self.names)):
             self.reported[number] = min(self.reported[number], slot)

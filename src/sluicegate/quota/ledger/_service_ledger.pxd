@@ -78,6 +78,7 @@ cdef class ServiceLedger:
     cdef double _budget(self, Bucket *bucket, long long slot, double autonomous) noexcept
     cdef int _promise_shares(self, Bucket *bucket, double budget, long long slot) noexcept
     cdef double _limit_promises(self, Bucket *bucket) noexcept
+    cdef double _autonomous_part(self, Bucket *bucket, long long slot) noexcept
     cdef int _sum_promises(self, Bucket *bucket, long long slot) noexcept
     cdef bint _is_classic_at(self, Bucket *bucket, int i) noexcept
     cdef int _write_shares(self, int number, long long slot) except -1

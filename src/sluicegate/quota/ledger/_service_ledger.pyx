@@ -511,6 +511,7 @@ cdef class ServiceLedger:
         bucket = &self.buckets[number]
         memset(bucket, 0, sizeof(Bucket))
         bucket.time = slot
+        bucket.autonomous_part = 1.0
         bucket.counted_ms = milliseconds(slot * self.slot_seconds)
         self._set_limit(number, slot)
         bucket.filled_since = bucket.time
@@ -767,6 +768,8 @@ cdef class ServiceLedger:
         bucket.counted_ms = milliseconds(slot * self.slot_seconds)
         bucket.outstanding = bucket.unbooked = bucket.reserved = bucket.silent = bucket.autonomous = 0.0
         bucket.active = bucket.classic = 0
+        bucket.autonomous_part = self._autonomous_part(bucket, slot - 1)
+        bucket.part_since = <double> self.nodes.led_until
         for i in range(bucket.count):
             cell = &bucket.cells[i]
             is_silent = self.is_silent(cell, slot - 1)
@@ -795,6 +798,28 @@ cdef class ServiceLedger:
                 )
         self._sum_promises(bucket, slot - 1)
         return 0
+
+    cdef double _autonomous_part(self, Bucket *bucket, long long slot) noexcept:
+        """Of the safe shares of autonomous nodes, what nodes that are heard have left of a slot's refill.
+
+        The safe shares of all nodes are one slot's refill. If it is all taken by nodes that came after our
+        snapshot, those that are only in the snapshot have gone before they came. When the time is over in which
+        nodes find us, it stays as it is: those that are still cut off may have spent that much.
+        """
+        cdef int i
+        cdef NodeCell *cell
+        cdef double heard = 0.0, autonomous = 0.0
+        for i in range(bucket.count if self.nodes.resumed_at else 0):
+            cell = &bucket.cells[i]
+            if not self.is_silent(cell, slot):
+                heard += cell.safe
+            elif self.nodes.autonomous_until[cell.node] >= slot:
+                autonomous += cell.safe
+        if autonomous <= 0.0:
+            return bucket.autonomous_part
+        if heard + autonomous <= bucket.rate * (1.0 + SLACK):
+            return 1.0
+        return max(0.0, bucket.rate - heard) / autonomous
 
     cdef int _sum_promises(self, Bucket *bucket, long long slot) noexcept:
         """Sum up what is promised to classic nodes that are heard, for the slots after this one."""
@@ -836,7 +861,7 @@ cdef class ServiceLedger:
             bucket.overflowed = 0.0
         for i in range(bucket.count):
             if demands[i].per_slot < 0.0 and self.nodes.autonomous_until[bucket.cells[i].node] > slot:
-                total += bucket.cells[i].safe  # the safe shares of all are one slot's refill
+                total += bucket.autonomous_part * bucket.cells[i].safe  # the safe shares of all are one slot's refill
         budget = self._budget(bucket, slot, total)
         if self.rule_kind == FAIR:
             fair(budget, demands, bucket.count)

@@ -312,6 +312,8 @@ class Ledger:
                 if self._nodes.warmup_until == 0:
                     self._nodes.warmup_until = slot + self._reconnect_slots
                 covered = min(max(1, reported - report.settled_slot), _MAX_COVERED_SLOTS)
+                led_until = min(report.settled_slot + 1, slot)
+                self._nodes.led_until = max(self._nodes.led_until, led_until)
             if is_new_boot:
                 self._drop_cells(report.node, is_spent=True)
             self._live += not is_new_boot

@@ -14,18 +14,19 @@ nodes = 3
 centrals = 1
 election_seconds = 0.1
 snapshot_seconds = 10
+snapshot_least = 10  # a large ledger
 exact_arrivals = true
 wait = true
 limit = [{{ user = "zoe", requests = 20, burst_seconds = 1 }}]
 traffic = [{{ user = "zoe", rate = 45 }}]
 
 [[fault]]
-at = 19.2  # before the state is written
+at = 19.7  # before the state is written
 what = "leave"
 machine = ["node-1..3"]
 
 [[fault]]
-at = 20.5  # after that
+at = 21.0  # after that
 what = "join"
 nodes = 3
 
@@ -54,12 +55,13 @@ warm_up = 15
 nodes = 3
 centrals = 1
 election_seconds = 0.1
+snapshot_least = 10  # a large ledger
 exact_arrivals = true
 limit = [{{ user = "zoe", requests = 50, burst_seconds = 1 }}]
 traffic = [{{ user = "zoe", rate = 100 }}]
 
 [[fault]]
-at = 25  # the state was written at 20
+at = 25  # the state was written at 20.5
 what = "join"
 nodes = 3
 
@@ -86,6 +88,42 @@ def test_the_shares_of_nodes_that_were_replaced_are_not_held(
     scenario = read(REPLACED.format(what=what, gone=gone, away=away))
     measures = run(scenario, seed=1).measures
     assert measures.shortfall is not None
+    assert measures.shortfall < 0.02
+    assert measures.excess == 0.0
+
+
+JOINED = """
+title = "t"
+about = "a"
+seconds = 45
+warm_up = 15
+nodes = 1
+centrals = 1
+election_seconds = 0.1
+exact_arrivals = true
+limit = [{{ user = "zoe", requests = 50, burst_seconds = 1 }}]
+traffic = [{{ user = "zoe", rate = 100 }}]
+
+[[fault]]
+at = {at}
+what = "join"
+nodes = 9
+
+[[fault]]
+at = 29.0
+what = "crash"
+machine = "leader"
+seconds = 4
+"""
+
+
+@pytest.mark.parametrize("at", [19.9, 20.4, 20.45, 27.4])
+def test_the_state_is_written_again_when_nodes_have_joined(at: float) -> None:
+    """With that of 20.5 s alone, nine of ten nodes would have no share in the ledger yet."""
+    measures = run(read(JOINED.format(at=at)), seed=1).measures
+    assert measures.sliding_1 is not None
+    assert measures.shortfall is not None
+    assert measures.sliding_1 < 0.3
     assert measures.shortfall < 0.02
     assert measures.excess == 0.0
 

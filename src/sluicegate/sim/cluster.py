@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from sluicegate.quota.central.snapshot_schedule import SnapshotSchedule
 from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.sim.audit import Audit
@@ -24,6 +25,7 @@ from sluicegate.sim.world import World
 __all__ = ["Cluster", "Running", "System"]
 
 FIRST_WALL = 1_800_000_000.0
+_ASSIGNED = 0.001  # of a slot: an assignment is over then
 _KINDS = {
     Report: "report",
     Ask: "ask",
@@ -47,6 +49,7 @@ class System(Protocol):
     ) -> Running: ...
     def set_limits(self, central: Any, entries: Sequence[Entry]) -> None: ...
     def snapshot(self, central: Any) -> bytes: ...
+    def nodes_changed(self, central: Any) -> int: ...
     def recorded(self, central: Any, service: str, user: str, resource: str) -> float: ...
 
 
@@ -75,6 +78,8 @@ class Cluster:
         self._deliver: dict[str, Callable[[str, Any], object]] = {}
         self._boots: dict[str, int] = {}
         self._disks: dict[str, Any] = {}  # what is left of a machine that is down
+        self._schedules: dict[str, SnapshotSchedule] = {}  # of the centrals
+        self._slot_seconds = scenario.slot_seconds
         self._electing = False
         self._joined = len(scenario.nodes)
         self._wall = math.floor(FIRST_WALL / scenario.slot_seconds) * scenario.slot_seconds
@@ -94,7 +99,7 @@ class Cluster:
             self._start_node(name)
         self._lead(scenario.centrals[0])
         if self._writes_disks:
-            world.at(scenario.snapshot_seconds, self._write_disks)
+            world.at((0.5 + _ASSIGNED) * scenario.slot_seconds, self._write_disks)
 
     # Machines
 
@@ -125,6 +130,9 @@ class Cluster:
 
     def _start_central(self, name: str, snapshot: bytes | None) -> None:
         machine = self.centrals[name]
+        self._schedules[name] = SnapshotSchedule(
+            machine.now(), self.scenario.snapshot_seconds, self.scenario.snapshot_least
+        )
         running = self._system.central(machine, self.entries, snapshot)
         process, hear, speak, due = running
         if self._audit is not None:
@@ -330,12 +338,18 @@ class Cluster:
     # Disks
 
     def _write_disks(self) -> None:
+        """Right after an assignment, in the middle of a slot: each central writes what is due."""
         for name, machine in self.centrals.items():
-            if machine.up:
+            if not machine.up:
+                continue
+            now = machine.now()
+            schedule, slot = self._schedules[name], math.floor(machine.wall() / self._slot_seconds)
+            if schedule.is_due(now, slot, self._system.nodes_changed(machine.process)):
+                schedule.begin(now)
                 self._disks[f"snapshot of {name}"] = self._system.snapshot(machine.process)
                 if self._audit is not None:
                     self._audit.snapshot_written(name)
-        self.world.at(self.world.now + self.scenario.snapshot_seconds, self._write_disks)
+        self.world.at(self.world.now + self._slot_seconds, self._write_disks)
 
     def recorded(self, service: str, user: str, resource: str) -> float:
         """What the leader has booked; nothing if nobody leads."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sluicegate.errors import ConfigError
+from sluicegate.quota.central.snapshot_schedule import LEAST_SECONDS, STATE_SECONDS
 from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.sim.measures import GOALS
 from sluicegate.sim.network import KINDS, Quality
@@ -95,6 +96,7 @@ class Scenario:
     centrals: tuple[str, ...]
     election_seconds: float
     snapshot_seconds: float
+    snapshot_least: float  # seconds between two, while nodes come and go
     deposed_seconds: float  # how long a leader that lost its lease still believes in it
     limits: tuple[Entry, ...]
     traffic: tuple[Traffic, ...]
@@ -217,7 +219,10 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
         nodes=nodes,
         centrals=centrals,
         election_seconds=table.number("election_seconds", 2.0, most=_MOST_SECONDS),
-        snapshot_seconds=table.number("snapshot_seconds", 10.0, least=0.1, most=_MOST_SECONDS),
+        snapshot_seconds=table.number(
+            "snapshot_seconds", STATE_SECONDS, least=0.1, most=_MOST_SECONDS
+        ),
+        snapshot_least=table.number("snapshot_least", LEAST_SECONDS, least=0.1, most=_MOST_SECONDS),
         deposed_seconds=table.number("deposed_seconds", 0.0, most=_MOST_SECONDS),
         limits=_limits(table, "limit"),
         traffic=tuple(one for each in table.tables("traffic") for one in _traffic(each, nodes)),

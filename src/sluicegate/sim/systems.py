@@ -79,6 +79,10 @@ class Sluicegate:
         snapshot: bytes = central.ledger.snapshot()
         return snapshot
 
+    def nodes_changed(self, central: Any) -> int:
+        changed: int = central.ledger.nodes_changed
+        return changed
+
     def recorded(self, central: Any, service: str, user: str, resource: str) -> float:
         recorded: float = central.ledger.recorded(service, user, resource)
         return recorded
@@ -120,6 +124,9 @@ class ClassicSystem:
 
     def snapshot(self, central: Any) -> bytes:
         return b""  # it has nothing on disk
+
+    def nodes_changed(self, central: Any) -> int:
+        return 0
 
     def recorded(self, central: Any, service: str, user: str, resource: str) -> float:
         recorded: float = central.recorded(service, user, resource)

@@ -15,7 +15,7 @@ pause the assignment waits a moment for the reports of the slot before.
 
 Copying a large ledger for a snapshot blocks the loop for a while (0.08 s for a million cells; the
 rest is done in a thread). It happens right after an assignment, when few nodes wait for an answer,
-and the longer it takes, the less often: at most 1 % of the time, and every 10 s at most.
+and not too often (snapshot_schedule.py).
 """
 
 import asyncio
@@ -27,14 +27,13 @@ from collections.abc import Callable
 from sluicegate.errors import SluicegateError
 from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.central.net.registry import ConnectionRegistry
+from sluicegate.quota.central.snapshot_schedule import SnapshotSchedule
 from sluicegate.quota.central.state_file import StateFile
 
 __all__ = ["Scheduler"]
 
 _logger = logging.getLogger("sluicegate.quota")
 
-_STATE_SECONDS = 10.0
-_STATE_PART = 0.01  # of all time
 _TURN_SECONDS = 0.003
 # In slots: an assignment that is later than `_LATE` waits for reports, but at most for
 # `_WAIT_FOR_REPORTS`.
@@ -55,7 +54,7 @@ class Scheduler:
         self._registry = registry
         self._state_file = state_file
         self._reap_idle = reap_idle
-        self._next_state = registry.now() + _STATE_SECONDS
+        self._snapshots = SnapshotSchedule(registry.now())
         self._writing: asyncio.Task[bool] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._serve_timer: asyncio.TimerHandle | None = None
@@ -191,14 +190,16 @@ class Scheduler:
 
     def _save_if_due(self, now: float) -> None:
         """Take a snapshot if one is due, and write it while the loop goes on."""
-        if self._state_file is None or now < self._next_state:
+        ledger, slot = self._registry.state.ledger, self._registry.state.slot(now)
+        if self._state_file is None:
+            return
+        if not self._snapshots.is_due(now, slot, ledger.nodes_changed):
             return
         if self._writing is not None and not self._writing.done():
             return
         begun = time.perf_counter()
-        snapshot = self._registry.state.ledger.begin_snapshot()
-        took = time.perf_counter() - begun
-        self._next_state = now + max(_STATE_SECONDS, took / _STATE_PART)
+        snapshot = ledger.begin_snapshot()
+        self._snapshots.begin(now, time.perf_counter() - begun)
         self._writing = asyncio.create_task(self._write(self._state_file, snapshot))
 
     async def _write(self, file: StateFile, snapshot: Callable[[], bytes]) -> bool:
@@ -210,5 +211,7 @@ class Scheduler:
             _logger.error("cannot write state file %s: %s", file.path, error)
             self._registry.metrics.state_failed()
             return False
-        self._registry.metrics.state_written(self._registry.now() - begun, size)
+        wrote = self._registry.now() - begun
+        self._snapshots.end(begun, wrote)
+        self._registry.metrics.state_written(wrote, size)
         return True

@@ -136,6 +136,7 @@ class Ledger:
         self._assigned = 0
         self._nodes = NodeTable()
         self._known: dict[str, _KnownNode] = {}
+        self.nodes_changed = 0  # the slot in which a node last came or went
         self._live = 0  # how many of them take part: at the last assignment, and new ones since
         self._ask_interval = AskInterval()
         self._service_ledgers: dict[str, ServiceLedger] = {}
@@ -317,6 +318,7 @@ class Ledger:
             if is_new_boot:
                 self._drop_cells(report.node, is_spent=True)
             self._live += not is_new_boot
+            self.nodes_changed = slot
             known = self._known[report.node] = _KnownNode(
                 report.boot, report.sequence, reported, slot
             )
@@ -326,6 +328,7 @@ class Ledger:
         silent_since, silent_until = self._nodes.silence_of(report.node, self._assigned)
         self._nodes.add(report.node, known.slot)
         if report.leaving:
+            self.nodes_changed = slot
             self._nodes.add(report.node, slot - NODE_TIMEOUT_SLOTS)
         still_silent_since, _ = self._nodes.silence_of(report.node, self._assigned)
         self._note_reported(reported, report.node)
@@ -433,6 +436,7 @@ class Ledger:
         if known is None:
             known = self._known[node] = _KnownNode(0, 0, reported - 1, slot)
             self._live += 1
+            self.nodes_changed = slot
         age = known.slot - reported
         if age >= _CLASSIC_HISTORY_SLOTS or (age >= 0 and known.booked >> age & 1):
             return False
@@ -501,10 +505,13 @@ class Ledger:
         if slot % _FORGET_ACCOUNTS_SLOTS == 0:
             for granter in self._granters.values():
                 granter.forget_idle(slot * self.slot_seconds)
-        self._live = sum(
+        live = sum(
             self.is_live(node, slot) or self._nodes.is_autonomous(node, slot)
             for node in self._known
         )
+        if live != self._live:
+            self.nodes_changed = slot
+        self._live = live
         self._ask_interval.end_slot(self._live)
 
     def _finish(self, up_to: int | None = None) -> None:

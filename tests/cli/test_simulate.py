@@ -406,3 +406,16 @@ def test_the_accuracy_page_keeps_what_was_written_below_its_table(
     monkeypatch.setattr(accuracy, "document", lambda outcomes, runs: "new\n")
     assert accuracy.main([str(path)]) == 0
     assert path.read_text() == "new\n\n## Against one perfect bucket\n\nkept\n"
+
+
+def test_random_faults_are_shown_one_by_one_or_summed_up_per_kind(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["simulate", "random-faults", "--seed", "4"]) == 0
+    assert capsys.readouterr().out.startswith("central crash\n")
+    assert main(["simulate", "random-faults", "--runs", "2", "--seed", "1"]) == 0
+    assert capsys.readouterr().out.startswith("2 random clusters with faults from seed 1;")
+    assert main(["simulate", "random-faults", "--runs", "2", "--seed", "1", "--json"]) == 0
+    assert [run["seed"] for run in json.loads(capsys.readouterr().out)["runs"]] == [1, 2]
+    with pytest.raises(SystemExit):
+        main(["simulate", "random-faults", "--runs", "2", "--svg", "x.svg"])

@@ -1,8 +1,9 @@
 """`sluicegate simulate`: runs scenarios in virtual time and prints how well the limits held.
 
 Exit code 0 if our assignment meets all goals, 1 if not, 2 for wrong usage. `random` in place of a
-scenario draws clusters instead: one, shown as any scenario, or many and their summary. What begins
-with `pacing` is in simulate_pacing.py.
+scenario draws clusters instead: one, shown as any scenario, or many and their summary;
+`random-faults` those in which something goes wrong. What begins with `pacing` is in
+simulate_pacing.py.
 """
 
 import argparse
@@ -38,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  sluicegate simulate my.toml --traffic last-week.csv --json\n"
         "  sluicegate simulate random --seed 17\n"
         "  sluicegate simulate random --runs 200 --jobs 2\n"
+        "  sluicegate simulate random-faults --runs 60 --jobs 2\n"
         "  sluicegate simulate pacing-steady --html pacing.html\n"
         "  sluicegate simulate pacing-random --runs 200"
     )
@@ -45,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "scenario",
         nargs="?",
         metavar="SCENARIO",
-        help="a name, a TOML file, all, random, pacing, or pacing-random",
+        help="a name, a TOML file, all, random, random-faults, pacing, or pacing-random",
     )
     parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
     parser.add_argument(
@@ -108,7 +110,7 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.scenario is None:
         arguments.parser.error("expected a SCENARIO; --list shows them all")
-    if arguments.scenario == "random":
+    if arguments.scenario in ("random", "random-faults"):
         return _run_random(arguments)
     if _is_pacing(arguments.scenario):
         return simulate_pacing.run(arguments)
@@ -164,17 +166,25 @@ def _run_random(arguments: argparse.Namespace) -> int:
     for option in ("traffic", "seconds"):
         if getattr(arguments, option) is not None:
             arguments.parser.error(f"--{option} does not work with random")
-    return _run_one_random(arguments) if arguments.runs == 1 else _run_many_random(arguments)
+    if arguments.runs == 1:
+        return _run_one_random(arguments)
+    if arguments.scenario == "random-faults":
+        return _run_many_random_faults(arguments)
+    return _run_many_random(arguments)
 
 
 def _run_one_random(arguments: argparse.Namespace) -> int:
+    from sluicegate.sim import random_clusters, random_faults
     from sluicegate.sim.html_report import page
-    from sluicegate.sim.random_clusters import draw
     from sluicegate.sim.simulate import simulate
 
     if arguments.svg is not None:
         arguments.parser.error("--svg works with many random clusters: give --runs")
-    cluster = draw(arguments.seed)
+    cluster: random_clusters.Cluster | random_faults.FaultyCluster
+    if arguments.scenario == "random-faults":
+        cluster = random_faults.draw(arguments.seed)
+    else:
+        cluster = random_clusters.draw(arguments.seed)
     if arguments.save is not None and not write_file(
         arguments.save, cluster.text, "w", "the scenario"
     ):
@@ -186,7 +196,7 @@ def _run_one_random(arguments: argparse.Namespace) -> int:
     if arguments.html is not None and not write_file(arguments.html, page(outcomes), "w"):
         return 1
     if not arguments.json and not arguments.markdown:
-        sys.stdout.write(f"{cluster.facts}\n\n")
+        sys.stdout.write(f"{cluster}\n\n")
     code = _print(arguments, outcomes, {"facts": cluster.facts.as_dict()})
     tell_written(arguments.html)
     tell_saved(arguments.save, arguments.seed)
@@ -221,6 +231,24 @@ def _run_many_random(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.write(table(rows) + "\n")
     tell_written(arguments.svg)
+    return 0 if met else 1
+
+
+def _run_many_random_faults(arguments: argparse.Namespace) -> int:
+    from sluicegate.sim.random_faults import is_within, run_many, table
+
+    for option in ("save", "html", "markdown", "svg"):
+        if getattr(arguments, option) not in (None, False):
+            arguments.parser.error(f"--{option} does not work with many random-faults")
+    with progress_bar() as progress:
+        seeds = range(arguments.seed, arguments.seed + arguments.runs)
+        rows = run_many(seeds, jobs=arguments.jobs, progress=progress)
+    met = all(is_within(row) for row in rows)
+    if arguments.json:
+        document = {"met": met, "runs": [row.as_dict() for row in rows]}
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        sys.stdout.write(table(rows) + "\n")
     return 0 if met else 1
 
 

@@ -106,6 +106,9 @@ class Cluster:
     text: str
     scenario: Scenario
 
+    def __str__(self) -> str:
+        return str(self.facts)
+
 
 @dataclass(slots=True, frozen=True)
 class _Spread:

@@ -12,6 +12,16 @@ from sluicegate._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from sluicegate.clock import ManualClock, SystemClock
+    from sluicegate.dispatch import (
+        Busy,
+        Dispatcher,
+        Duplicate,
+        HandlerFailed,
+        NoWorkers,
+        SyncDispatcher,
+        TimedOut,
+        Worker,
+    )
     from sluicegate.errors import (
         ClockMovedBackwards,
         ConfigError,
@@ -47,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveConcurrency",
     "AsyncRedisKeyed",
+    "Busy",
     "Central",
     "ClockMovedBackwards",
     "Cluster",
@@ -55,12 +66,16 @@ __all__ = [
     "ConcurrencyLimit",
     "ConfigError",
     "Decision",
+    "Dispatcher",
+    "Duplicate",
     "FixedWindow",
+    "HandlerFailed",
     "Keyed",
     "LeakyBucket",
     "Ledger",
     "Limit",
     "ManualClock",
+    "NoWorkers",
     "Node",
     "ProtocolError",
     "RateLimited",
@@ -74,11 +89,14 @@ __all__ = [
     "SluicegateError",
     "Snowflake",
     "SnowflakeParts",
+    "SyncDispatcher",
     "SystemClock",
     "TableFull",
     "Throttled",
+    "TimedOut",
     "TokenBucket",
     "Unavailable",
+    "Worker",
     "limited",
     "parse_limits",
 ]
@@ -87,6 +105,16 @@ __getattr__ = lazy_exports(
     globals(),
     {
         "sluicegate.clock": ["ManualClock", "SystemClock"],
+        "sluicegate.dispatch": [
+            "Busy",
+            "Dispatcher",
+            "Duplicate",
+            "HandlerFailed",
+            "NoWorkers",
+            "SyncDispatcher",
+            "TimedOut",
+            "Worker",
+        ],
         "sluicegate.errors": [
             "ClockMovedBackwards",
             "ConfigError",

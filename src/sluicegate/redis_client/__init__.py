@@ -6,7 +6,8 @@ with hiredis; both are imported only when a pool is made.
 """
 
 from sluicegate.redis_client.async_pool import AsyncRedisPool
+from sluicegate.redis_client.blocking_reader import BlockingReader
 from sluicegate.redis_client.pool import RedisPool
 from sluicegate.redis_client.resp import ErrorReply, pack
 
-__all__ = ["AsyncRedisPool", "ErrorReply", "RedisPool", "pack"]
+__all__ = ["AsyncRedisPool", "BlockingReader", "ErrorReply", "RedisPool", "pack"]

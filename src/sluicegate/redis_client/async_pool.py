@@ -29,6 +29,7 @@ class _LoopConnections:
         self.open: dict[Endpoint, AsyncConnection] = {}
         self.opening: dict[Endpoint, asyncio.Task[AsyncConnection]] = {}
         self.waiting: dict[Endpoint, list[asyncio.Future[None]]] = {}
+        self.own: list[AsyncConnection] = []  # of callers that wait on them: not shared
 
 
 class AsyncRedisPool:
@@ -58,24 +59,57 @@ class AsyncRedisPool:
             raise reply
         return reply
 
-    async def exchange(self, key: bytes, payload: bytes, count: int, deadline: float) -> list[Any]:
-        """As `RedisPool.exchange`."""
+    async def exchange(
+        self,
+        key: bytes,
+        payload: bytes,
+        count: int,
+        deadline: float,
+        *,
+        may_repeat: bool = True,
+    ) -> list[Any]:
+        """As `RedisPool.exchange`.
+
+        With `may_repeat=False` commands whose replies were lost are not sent a second time, for
+        commands that must not be carried out twice.
+        """
         topology = self._topology
         endpoint = topology.only or topology.endpoint(key) or await self._discover(key, deadline)
         asking = b""
         for _ in range(MAX_REDIRECTIONS):
             if asking:
                 _, *replies = await self._exchange_with(
-                    endpoint, asking + payload, count + 1, deadline
+                    endpoint, asking + payload, count + 1, deadline, may_repeat
                 )
             else:
-                replies = await self._exchange_with(endpoint, payload, count, deadline)
+                replies = await self._exchange_with(endpoint, payload, count, deadline, may_repeat)
             first = replies[0]
             if not isinstance(first, ErrorReply) or first.code not in ("MOVED", "ASK"):
                 return replies
             endpoint = topology.redirect(key, first)
             asking = pack("ASKING") if first.code == "ASK" else b""
         return replies
+
+    async def connect(self, key: bytes, deadline: float) -> AsyncConnection:
+        """A connection of the caller's own to the server of `key`, for commands that block.
+
+        The caller closes it; `close` closes what is left.
+        """
+        topology = self._topology
+        endpoint = topology.only or topology.endpoint(key) or await self._discover(key, deadline)
+        here = self._here()
+        try:
+            connection = await self._open(endpoint, deadline)
+        except (Unavailable, ProtocolError):
+            topology.invalidate()
+            raise
+        here.own = [one for one in here.own if one.is_open]
+        here.own.append(connection)
+        return connection
+
+    def invalidate(self) -> None:
+        """A caller's own connection failed or was redirected: look up the servers again."""
+        self._topology.invalidate()
 
     async def close(self) -> None:
         """Close what the running loop has open. Other loops close their own; a call opens anew."""
@@ -86,11 +120,11 @@ class AsyncRedisPool:
         for task in here.opening.values():
             task.cancel()
         await asyncio.gather(*here.opening.values(), return_exceptions=True)
-        for connection in here.open.values():
+        for connection in [*here.open.values(), *here.own]:
             await connection.close()
 
     async def _exchange_with(
-        self, endpoint: Endpoint, payload: bytes, count: int, deadline: float
+        self, endpoint: Endpoint, payload: bytes, count: int, deadline: float, may_repeat: bool
     ) -> list[Any]:
         here = self._here()
         connection = here.open.get(endpoint)
@@ -102,7 +136,9 @@ class AsyncRedisPool:
                 replies = await connection.exchange(payload, count, deadline)
             except Unavailable:
                 # Closed while it was idle, by a restart say: replaced within the call, once.
-                if is_new or connection.is_open or deadline - monotonic() < 0.001:
+                if is_new or connection.is_open or not may_repeat:
+                    raise
+                if deadline - monotonic() < 0.001:
                     raise
                 # In what the loop has now: `close` may have taken away what it had.
                 connection = await self._opened(self._here(), endpoint, deadline)
@@ -123,7 +159,7 @@ class AsyncRedisPool:
             return connection
         task = here.opening.get(endpoint)
         if task is None:
-            task = asyncio.create_task(self._open(here, endpoint, deadline))
+            task = asyncio.create_task(self._open_shared(here, endpoint, deadline))
             here.opening[endpoint] = task
             task.add_done_callback(lambda done: _opened(here, endpoint, done))
         # Not asyncio.wait, in which each of ten thousand would look through all the others.
@@ -138,9 +174,13 @@ class AsyncRedisPool:
             raise Unavailable("the Redis connection pool is closed")
         return task.result()
 
-    async def _open(
+    async def _open_shared(
         self, here: _LoopConnections, endpoint: Endpoint, deadline: float
     ) -> AsyncConnection:
+        connection = here.open[endpoint] = await self._open(endpoint, deadline)
+        return connection
+
+    async def _open(self, endpoint: Endpoint, deadline: float) -> AsyncConnection:
         sockets = self._topology.sockets(endpoint)
         if sockets is None:
             sockets = await self._topology.resolution(endpoint).wait_async(deadline - monotonic())
@@ -150,14 +190,14 @@ class AsyncRedisPool:
             left = (deadline - monotonic()) / (len(sockets) - index)
             try:
                 async with asyncio.timeout(left):
-                    return await self._open_one(here, endpoint, one, deadline)
+                    return await self._open_one(endpoint, one, deadline)
             except OSError as error:  # TimeoutError is one
                 reason = error
         why = str(reason) or "timed out"
         raise Unavailable(f"cannot connect to Redis at {endpoint}: {why}") from reason
 
     async def _open_one(
-        self, here: _LoopConnections, endpoint: Endpoint, one: SocketAddress, deadline: float
+        self, endpoint: Endpoint, one: SocketAddress, deadline: float
     ) -> AsyncConnection:
         family, where = one
         loop = asyncio.get_running_loop()
@@ -187,7 +227,6 @@ class AsyncRedisPool:
         except BaseException:
             await connection.close()
             raise
-        here.open[endpoint] = connection
         return connection
 
     async def _discover(self, key: bytes, deadline: float) -> Endpoint:
@@ -214,14 +253,15 @@ class AsyncRedisPool:
     def _drop_closed_loops(self) -> None:
         """A loop that was closed over its connections cannot close them any more."""
         for loop in [one for one in self._loops if one.is_closed()]:
-            for connection in self._loops.pop(loop).open.values():
+            here = self._loops.pop(loop)
+            for connection in [*here.open.values(), *here.own]:
                 connection.abandon()
 
     def _after_fork(self) -> None:
         # Kept, for their transports must not be collected: that warns of an unclosed one.
         self._orphans += self._loops.values()
         for here in self._orphans:
-            for connection in here.open.values():
+            for connection in [*here.open.values(), *here.own]:
                 connection.abandon()
         self._loops.clear()
         self._topology.after_fork()

@@ -1,0 +1,349 @@
+"""`Dispatcher`: calls to the workers of a queue, for asyncio.
+
+Calls that begin in one pass of the event loop go to Redis in one script. All responses come over
+one reply stream of this client, read with a blocking read from where it was left; so a connection
+that was lost loses no response. A call that waits is a future, with no task and no timer of its
+own. After a fork the child begins anew.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Sequence
+from time import monotonic
+from typing import Any, Self
+
+from sluicegate._validate import check_positive, check_whole
+from sluicegate.dispatch.client_core import Call, ClientCore, Outcome
+from sluicegate.dispatch.keys import QueueKeys, check_priority
+from sluicegate.dispatch.messages import Outgoing
+from sluicegate.dispatch.scripts import QueueScripts
+from sluicegate.dispatch.wire import (
+    DEFAULT_MAX_PAYLOAD,
+    MSGPACK,
+    check_content_type,
+    decode_response,
+    encode_request,
+)
+from sluicegate.errors import ProtocolError, SluicegateError, Unavailable
+from sluicegate.ids import Snowflake
+from sluicegate.redis_client import AsyncRedisPool, BlockingReader, pack
+
+__all__ = ["Dispatcher"]
+
+_BLOCK = 5.0  # seconds for which a read waits in Redis
+_MOST_REQUESTS = 256  # of one script, and at most
+_MOST_BYTES = 4 * 1024 * 1024
+_TRIM_EVERY = 1.0  # seconds between two trims of the reply stream
+_RETRY_AFTER = 0.05
+_LONGEST_RETRY = 1.0
+
+log = logging.getLogger("sluicegate.dispatch")
+
+_Call = Call["asyncio.Future[Any]"]
+
+
+class Dispatcher:
+    """A client of one queue.
+
+    `max_waiting`: most requests in the queue, running ones included; `max_wait_seconds`: most
+    seconds of work in it, by the rate that the workers measure. A call beyond either raises `Busy`.
+    `timeout`: seconds for one exchange with Redis.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        queue: str,
+        *,
+        max_waiting: int = 1000,
+        max_wait_seconds: float | None = None,
+        content_type: str = MSGPACK,
+        max_payload: int = DEFAULT_MAX_PAYLOAD,
+        idempotency_seconds: float = 3600.0,
+        timeout: float = 2.0,
+        prefix: str = "sluicegate:",
+    ) -> None:
+        self._keys = QueueKeys(queue, prefix)
+        self._max_waiting = check_whole("max_waiting", max_waiting, 1)
+        self._max_wait_seconds = 0.0
+        if max_wait_seconds is not None:
+            self._max_wait_seconds = check_positive("max_wait_seconds", max_wait_seconds)
+        self._content_type = check_content_type(content_type)
+        self._max_payload = check_whole("max_payload", max_payload, 1)
+        self._once_seconds = check_positive("idempotency_seconds", idempotency_seconds)
+        self._timeout = check_positive("timeout", timeout)
+        self._pool = AsyncRedisPool(url, timeout)
+        self._scripts = QueueScripts(self._pool, self._keys, timeout)
+        self._ids = Snowflake()
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def queue(self) -> str:
+        return self._keys.queue
+
+    async def call(
+        self,
+        data: Any,
+        *,
+        timeout: float,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """The handler's result for `data`, within `timeout` seconds.
+
+        Raises `Busy`, `NoWorkers`, `Duplicate`, `TimedOut`, `HandlerFailed` or `Unavailable`;
+        `TypeError` and `ValueError` for data that cannot be sent. A call that is cancelled is not
+        run if it has not begun.
+        """
+        return await self.submit(
+            data, timeout=timeout, priority=priority, idempotency_key=idempotency_key
+        )
+
+    async def call_many(
+        self,
+        items: Iterable[Any],
+        *,
+        timeout: float,
+        priority: int = 0,
+        return_errors: bool = False,
+    ) -> list[Any]:
+        """The results for several items, in their order.
+
+        The first error is raised and the other calls are cancelled; with `return_errors` errors
+        stand in the list.
+        """
+        futures: list[asyncio.Future[Any]] = []
+        try:
+            for item in items:
+                future = self.submit(item, timeout=timeout, priority=priority)
+                futures.append(future)
+            return await asyncio.gather(*futures, return_exceptions=return_errors)
+        except BaseException:
+            for future in futures:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # it is seen, so that nobody logs it
+            raise
+
+    def submit(
+        self,
+        data: Any,
+        *,
+        timeout: float,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+    ) -> "asyncio.Future[Any]":
+        """As `call`, but the future of the result. To cancel it cancels the request."""
+        check_positive("timeout", timeout)
+        stream = check_priority(priority)
+        self._open()
+        once = b"" if idempotency_key is None else self._keys.once(idempotency_key)
+        correlation_id = str(self._ids.next())
+        payload = encode_request(self._content_type, self._reply_to, correlation_id, timeout, data)
+        if len(payload) > self._max_payload:
+            raise ValueError(
+                f"data is too large: the request has {len(payload)} bytes, "
+                f"the limit is {self._max_payload}"
+            )
+        assert self._loop is not None
+        now = monotonic()
+        future: asyncio.Future[Any] = self._loop.create_future()
+        call = Call(
+            correlation_id,
+            Outgoing(stream, once, payload),
+            idempotency_key or "",
+            now,
+            now + timeout,
+            future,
+        )
+        self._core.add(call)
+        future.add_done_callback(lambda done: self._give_up(call) if done.cancelled() else None)
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(call)
+        self._set_timer(call.deadline)
+        return future
+
+    async def close(self) -> None:
+        """Close the connections. Calls that still wait raise `Unavailable`."""
+        if self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
+            return
+        self._pid = 0
+        self._complete(self._core.close(Unavailable(f"the client of {self.queue!r} was closed")))
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in [self._reading, *self._tasks]:
+            task.cancel()
+        await asyncio.gather(self._reading, *self._tasks, return_exceptions=True)
+        try:
+            await self._pool.call("DEL", self._replies, key=self._replies)
+        except SluicegateError as error:
+            log.debug("reply stream is left to expire: %s", error)
+        await self._pool.close()
+        self._loop = None
+
+    async def __aenter__(self) -> Self:
+        self._open()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def _open(self) -> None:
+        """Begin in this process and on this loop, unless that is done."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop and self._pid == os.getpid():
+            return
+        if self._loop is not None and self._pid == os.getpid() and not self._loop.is_closed():
+            raise RuntimeError("a Dispatcher belongs to one event loop; make one for each")
+        self._pid = os.getpid()
+        self._loop = loop
+        self.name = f"{socket.gethostname()}-{self._pid}-{secrets.token_hex(4)}"
+        self._replies = self._keys.replies(self.name.encode())
+        self._reply_to = self._replies.decode()
+        self._core: ClientCore[asyncio.Future[Any]] = ClientCore(self.queue)
+        self._outbox: list[_Call] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unavailable: Unavailable | None = None  # why responses cannot be read now
+        self._reading = loop.create_task(self._read())
+
+    def _flush(self) -> None:
+        """Send the calls of this pass of the loop."""
+        calls, self._outbox = self._outbox, []
+        part: list[_Call] = []
+        size = 0
+        for call in calls:
+            if call.waiter.done():
+                self._core.failed([call], Unavailable("cancelled"))  # before it was sent
+                continue
+            part.append(call)
+            size += len(call.outgoing.payload)
+            if len(part) >= _MOST_REQUESTS or size > _MOST_BYTES:
+                self._start(self._send(part))
+                part, size = [], 0
+        if part:
+            self._start(self._send(part))
+
+    async def _send(self, calls: list[_Call]) -> None:
+        try:
+            reply = await self._scripts.enqueue(
+                [call.outgoing for call in calls],
+                self._max_waiting,
+                self._max_wait_seconds,
+                self._once_seconds,
+            )
+        except SluicegateError as error:
+            self._complete(self._core.failed(calls, _as_unavailable(error)))
+            return
+        outcomes, cancel = self._core.enqueued(calls, reply)
+        self._complete(outcomes)
+        if cancel:
+            await self._cancel(cancel)
+
+    async def _cancel(self, calls: Sequence[_Call]) -> None:
+        tasks = [call.task for call in calls]
+        try:
+            reply = await self._scripts.cancel([task for task in tasks if task is not None])
+        except SluicegateError as error:
+            log.debug("could not cancel %d requests: %s", len(calls), error)
+            return
+        self._complete(self._core.cancelled(monotonic(), list(calls), reply))
+
+    async def _read(self) -> None:
+        """Read responses for ever; after a failure from where it was left."""
+        reader = BlockingReader(self._pool, self._replies, self._timeout)
+        seen = b"0-0"
+        trimmed_at = monotonic()
+        pause = _RETRY_AFTER
+        try:
+            while True:
+                command = pack(
+                    *("XREAD", "COUNT", 1000, "BLOCK", int(_BLOCK * 1000)),
+                    *("STREAMS", self._replies, seen),
+                )
+                try:
+                    reply = await reader.read(command, _BLOCK)
+                except SluicegateError as error:
+                    self._unavailable = _as_unavailable(error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_RETRY)
+                    continue
+                self._unavailable = None
+                pause = _RETRY_AFTER
+                if not reply:
+                    continue
+                for id, fields in reply[0][1]:
+                    seen = id
+                    self._receive(fields)
+                if monotonic() - trimmed_at > _TRIM_EVERY:
+                    trimmed_at = monotonic()
+                    self._start(self._trim(seen))
+        finally:
+            await reader.close()
+
+    def _receive(self, fields: Sequence[bytes]) -> None:
+        for payload in fields[1::2]:
+            try:
+                outcome = self._core.respond(decode_response(payload))
+            except ProtocolError as error:
+                log.warning("queue %s: %s", self.queue, error)
+                continue
+            if outcome is not None:
+                self._complete([outcome])
+
+    async def _trim(self, seen: bytes) -> None:
+        """Free the memory of responses that were read."""
+        try:
+            await self._pool.call("XTRIM", self._replies, "MINID", seen, key=self._replies)
+        except SluicegateError as error:
+            log.debug("could not trim the reply stream: %s", error)
+
+    def _give_up(self, call: _Call) -> None:
+        if self._core.give_up(call):
+            self._start(self._cancel([call]))
+
+    def _set_timer(self, deadline: float) -> None:
+        if self._timer is not None:
+            if self._timer_at <= deadline:
+                return
+            self._timer.cancel()
+        assert self._loop is not None
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(max(deadline - monotonic(), 0.0), self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        outcomes, cancel = self._core.expire(monotonic(), self._unavailable)
+        self._complete(outcomes)
+        if cancel:
+            self._start(self._cancel(cancel))
+        deadline = self._core.next_deadline()
+        if deadline is not None:
+            self._set_timer(deadline)
+
+    def _start(self, coroutine: Any) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _complete(self, outcomes: Iterable[Outcome["asyncio.Future[Any]"]]) -> None:
+        for future, result, error in outcomes:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+    def __repr__(self) -> str:
+        return f"Dispatcher({self.queue!r}, address={self._pool.address!r})"
+
+
+def _as_unavailable(error: SluicegateError) -> Unavailable:
+    return Unavailable(str(error))

@@ -1,0 +1,221 @@
+"""`ClientCore`: the calls of one client that wait for a response, without I/O.
+
+A call is *new* until it was sent, then *sent*, then *queued* once Redis has told its id. It ends
+with the first of: a response, a refusal, a failure, its deadline, or its caller's cancellation.
+Whatever comes for it later is ignored. At its deadline it is *expiring* for a moment: Redis is told
+to cancel it, and the answer says where the time went, or that the response is on its way.
+
+Deadlines are in seconds of the caller's monotonic clock. One timer serves all calls:
+`next_deadline` says for when.
+"""
+
+from heapq import heapify, heappop, heappush
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from sluicegate.dispatch.errors import Busy, Duplicate, HandlerFailed, NoWorkers, TimedOut
+from sluicegate.dispatch.keys import TaskId
+from sluicegate.dispatch.messages import BUSY, DUPLICATE, Cancelled, Enqueued, Outgoing
+from sluicegate.dispatch.wire import BUSY as BUSY_STATUS
+from sluicegate.dispatch.wire import FAILED, OK, TIMED_OUT, Response
+from sluicegate.errors import ProtocolError, SluicegateError, Unavailable
+
+__all__ = ["Call", "ClientCore", "Expired"]
+
+GRACE = 0.02  # seconds past the deadline in which Redis may tell where the time went
+
+_Waiter = TypeVar("_Waiter")
+
+
+class Call(Generic[_Waiter]):
+    """One call. `waiter` is whatever the shell completes: a future."""
+
+    __slots__ = ("began_at", "correlation_id", "deadline", "id", "key", "outgoing", "waiter")
+
+    def __init__(
+        self,
+        correlation_id: str,
+        outgoing: Outgoing,
+        key: str,
+        began_at: float,
+        deadline: float,
+        waiter: _Waiter,
+    ) -> None:
+        self.correlation_id = correlation_id
+        self.outgoing = outgoing
+        self.key = key  # the caller's idempotency key, or empty
+        self.began_at = began_at
+        self.deadline = deadline
+        self.waiter = waiter
+        self.id: bytes | None = None
+
+    @property
+    def task(self) -> TaskId | None:
+        return None if self.id is None else (self.outgoing.stream, self.id)
+
+
+class Outcome(NamedTuple, Generic[_Waiter]):
+    """What a call's waiter is to be told: `error` if there is one, or else `result`."""
+
+    waiter: _Waiter
+    result: Any
+    error: SluicegateError | None
+
+
+class Expired(NamedTuple, Generic[_Waiter]):
+    """What to do after `expire`: complete some calls, and cancel others in Redis."""
+
+    outcomes: list[Outcome[_Waiter]]
+    cancel: list[Call[_Waiter]]
+
+
+class ClientCore(Generic[_Waiter]):
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self._calls: dict[str, Call[_Waiter]] = {}
+        self._deadlines: list[tuple[float, str]] = []  # a heap, in which ended calls stay a while
+        self._expiring: dict[str, float] = {}  # until when each may still be answered
+        self._to_cancel: set[str] = set()  # given up before Redis has told their ids
+
+    @property
+    def waiting(self) -> int:
+        return len(self._calls)
+
+    def add(self, call: Call[_Waiter]) -> None:
+        self._calls[call.correlation_id] = call
+        heappush(self._deadlines, (call.deadline, call.correlation_id))
+        if len(self._deadlines) > 2 * len(self._calls) + 1024:
+            self._deadlines = [one for one in self._deadlines if one[1] in self._calls]
+            heapify(self._deadlines)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` is to be called next."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][1] not in self._calls:
+            heappop(deadlines)
+        first = deadlines[0][0] if deadlines else None
+        if self._expiring:
+            grace = min(self._expiring.values())
+            return grace if first is None else min(first, grace)
+        return first
+
+    def enqueued(
+        self, calls: list[Call[_Waiter]], reply: Enqueued
+    ) -> tuple[list[Outcome[_Waiter]], list[Call[_Waiter]]]:
+        """Redis has taken or refused calls. Returns refusals, and calls to cancel after all."""
+        outcomes = []
+        cancel = []
+        for call, result in zip(calls, reply.results, strict=True):
+            is_given_up = call.correlation_id in self._to_cancel
+            self._to_cancel.discard(call.correlation_id)
+            if isinstance(result, bytes):
+                call.id = result
+                if is_given_up:
+                    cancel.append(call)
+            elif call.correlation_id in self._calls:
+                outcomes.append(self._end(call, error=self._refusal(call, result, reply)))
+        return outcomes, cancel
+
+    def failed(self, calls: list[Call[_Waiter]], error: SluicegateError) -> list[Outcome[_Waiter]]:
+        """Calls could not be sent, or it is not known whether they were."""
+        outcomes = []
+        for call in calls:
+            if call.correlation_id in self._calls:
+                outcomes.append(self._end(call, error=_copy(error)))
+            self._to_cancel.discard(call.correlation_id)
+        return outcomes
+
+    def respond(self, response: Response) -> Outcome[_Waiter] | None:
+        """A response came; None if its call has ended."""
+        call = self._calls.get(str(response.correlation_id))
+        if call is None:
+            return None
+        if response.status == OK:
+            return self._end(call, response.data)
+        return self._end(call, error=self._error_of(response))
+
+    def give_up(self, call: Call[_Waiter]) -> bool:
+        """The caller waits no more. Whether its request must be cancelled in Redis now."""
+        if self._calls.pop(call.correlation_id, None) is None:
+            return False
+        self._expiring.pop(call.correlation_id, None)
+        if call.id is None:
+            self._to_cancel.add(call.correlation_id)
+            return False
+        return True
+
+    def expire(self, now: float, unavailable: Unavailable | None) -> Expired[_Waiter]:
+        """Deadlines have passed. `unavailable`: why no response can come, if so."""
+        outcomes = []
+        cancel = []
+        for correlation_id in [one for one, until in self._expiring.items() if until <= now]:
+            call = self._calls[correlation_id]
+            outcomes.append(self._end(call, error=self._timed_out(call, now, 0.0)))
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now:
+            correlation_id = heappop(deadlines)[1]
+            if correlation_id not in self._calls:
+                continue
+            call = self._calls[correlation_id]
+            if unavailable is not None:
+                outcomes.append(self._end(call, error=_copy(unavailable)))
+            elif call.id is None:
+                outcomes.append(self._end(call, error=self._timed_out(call, now, 0.0)))
+                self._to_cancel.add(call.correlation_id)
+            else:
+                self._expiring[call.correlation_id] = now + GRACE
+                cancel.append(call)
+        return Expired(outcomes, cancel)
+
+    def cancelled(
+        self, now: float, calls: list[Call[_Waiter]], reply: list[Cancelled]
+    ) -> list[Outcome[_Waiter]]:
+        """Redis has cancelled requests: those that it had ended before get their response."""
+        outcomes = []
+        for call, (where, had) in zip(calls, reply, strict=True):
+            if where and call.correlation_id in self._calls:
+                outcomes.append(self._end(call, error=self._timed_out(call, now, had)))
+        return outcomes
+
+    def close(self, error: SluicegateError) -> list[Outcome[_Waiter]]:
+        """End all calls."""
+        return [self._end(call, error=_copy(error)) for call in list(self._calls.values())]
+
+    def _end(
+        self, call: Call[_Waiter], result: Any = None, error: SluicegateError | None = None
+    ) -> Outcome[_Waiter]:
+        del self._calls[call.correlation_id]
+        self._expiring.pop(call.correlation_id, None)
+        return Outcome(call.waiter, result, error)
+
+    def _refusal(self, call: Call[_Waiter], code: int, reply: Enqueued) -> SluicegateError:
+        if code == BUSY:
+            return Busy(self.queue, reply.length, reply.limit)
+        if code == DUPLICATE:
+            return Duplicate(self.queue, call.key)
+        return NoWorkers(self.queue)
+
+    def _timed_out(self, call: Call[_Waiter], now: float, ran: float) -> TimedOut:
+        total = max(now, call.deadline) - call.began_at
+        ran = min(ran, total)
+        return TimedOut(self.queue, total - ran, ran)
+
+    def _error_of(self, response: Response) -> SluicegateError:
+        data = response.data if isinstance(response.data, dict) else {}
+        if response.status == TIMED_OUT:
+            return TimedOut(self.queue, _seconds(data, "waited"), _seconds(data, "ran"))
+        if response.status == BUSY_STATUS:
+            return Busy(self.queue, int(data.get("length", 0)), int(data.get("limit", 0)))
+        if response.status == FAILED:
+            error = str(data.get("error", response.data))
+            return HandlerFailed(self.queue, error, str(data.get("traceback", "")))
+        return ProtocolError(f"invalid response: unknown status {response.status!r}")
+
+
+def _seconds(data: dict[str, Any], name: str) -> float:
+    value = data.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _copy(error: SluicegateError) -> SluicegateError:
+    # One of its own for each: a shared one would gather the tracebacks of all.
+    return type(error)(*error.args)

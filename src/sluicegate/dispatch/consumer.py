@@ -1,0 +1,319 @@
+"""`Consumer`: what a worker exchanges with Redis about one queue.
+
+Three loops: one fetches tasks with a blocking read, one listens to the control stream, and one,
+driven by time, sends heartbeats, renews leases and takes over tasks whose lease has run out. Ends
+of tasks go out together, one script for all that ended in one pass of the event loop, and are sent
+again until Redis confirms them. Whatever fails is tried again: workers come back by themselves.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import Any
+
+from sluicegate.dispatch.keys import GROUP, QueueKeys, TaskId
+from sluicegate.dispatch.messages import Finishing
+from sluicegate.dispatch.scripts import QueueScripts
+from sluicegate.dispatch.server_clock import ServerClock
+from sluicegate.dispatch.task import Ending, Task
+from sluicegate.dispatch.wire import (
+    FAILED,
+    Request,
+    Response,
+    decode_request,
+    encode_response,
+)
+from sluicegate.dispatch.worker_core import WorkerCore
+from sluicegate.errors import ProtocolError, SluicegateError, reason_of
+from sluicegate.redis_client import AsyncRedisPool, BlockingReader, ErrorReply, pack
+
+__all__ = ["Consumer"]
+
+_BLOCK = 2.0  # seconds for which a read waits in Redis
+_RETRY_AFTER = 0.1  # seconds, doubled by each failure in a row up to
+_LONGEST_RETRY = 2.0
+_MOST_ENDINGS = 512  # of one call, and at most
+_MOST_BYTES = 4 * 1024 * 1024
+
+log = logging.getLogger("sluicegate.dispatch")
+
+
+class Slots:
+    """How many batches may begin now, and when the next could: what a consumer asks its worker."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.ends: dict[object, float | None] = {}  # of the batches that run
+
+    @property
+    def free(self) -> int:
+        return self.count - len(self.ends)
+
+    def next_free_at(self) -> float | None:
+        """None: not known. Only asked when none is free."""
+        known = [end for end in self.ends.values() if end is not None]
+        return min(known) if known else None
+
+
+class Consumer:
+    def __init__(
+        self,
+        pool: AsyncRedisPool,
+        keys: QueueKeys,
+        worker: bytes,
+        core: WorkerCore,
+        slots: Slots,
+        on_tasks: Callable[[], None],
+        *,
+        timeout: float,
+        max_payload: int,
+    ) -> None:
+        self.keys = keys
+        self.core = core
+        self.clock = ServerClock()
+        self._pool = pool
+        self._worker = worker
+        self._slots = slots
+        self._on_tasks = on_tasks
+        self._max_payload = max_payload
+        self._scripts = QueueScripts(pool, keys, timeout)
+        self._fetcher = BlockingReader(pool, keys.tasks[0], timeout)
+        self._listener = BlockingReader(pool, keys.tasks[0], timeout)
+        self._beat_every = min(core.lease / 4, 1.0)
+        self._wakened = asyncio.Event()
+        self._is_stopping = False
+        self._loops: list[asyncio.Task[None]] = []
+        self._outbox: list[Ending] = []
+        self._sending: set[asyncio.Task[None]] = set()
+        self._control_seen = b"0-0"
+
+    def now(self) -> float:
+        """The time of Redis."""
+        return self.clock.now(monotonic())
+
+    async def start(self) -> None:
+        """Register the worker. Raises `Unavailable` if Redis does not answer."""
+        await self._scripts.create_groups()
+        await self._beat()
+        for loop in (self._fetch, self._listen, self._keep_alive):
+            self._loops.append(asyncio.create_task(self._go_on(loop)))
+
+    def wake(self) -> None:
+        """A batch has begun or ended: look again how many tasks are wanted."""
+        self._wakened.set()
+
+    def finish(self, endings: Sequence[Ending]) -> None:
+        """Answer tasks and take them out of the queue."""
+        if not endings:
+            return
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox += endings
+
+    async def stop_fetching(self) -> None:
+        """Fetch no more; batches that run may still be finished."""
+        self._is_stopping = True
+        for loop in self._loops[:2]:
+            loop.cancel()
+        await asyncio.gather(*self._loops[:2], return_exceptions=True)
+        await self._fetcher.close()
+        await self._listener.close()
+        self.core.release()
+
+    async def leave(self, timeout: float) -> None:
+        """Send what is left to send, give back what did not run, and forget the worker."""
+        self._flush()
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=timeout)
+        for task in [*self._sending, *self._loops]:
+            task.cancel()
+        await asyncio.gather(*self._sending, *self._loops, return_exceptions=True)
+        try:
+            await self._scripts.leave(self._worker, 2 * self.core.lease)
+        except SluicegateError as error:
+            # Redis is away: the lease runs out, and the reaper does the same.
+            log.warning("queue %s: could not give back tasks: %s", self.keys.queue, error)
+
+    async def _go_on(self, loop: Callable[[], Any]) -> None:
+        """Run one of the loops for ever, and log once that it fails and once that it works."""
+        pause = _RETRY_AFTER
+        while True:
+            began = monotonic()
+            try:
+                await loop()
+            except ErrorReply as error:
+                if error.code != "NOGROUP":
+                    log.warning("queue %s: %s", self.keys.queue, error)
+            except (SluicegateError, OSError) as error:
+                log.warning("queue %s: %s", self.keys.queue, reason_of(error))
+            except Exception:
+                log.exception("queue %s: a loop of the worker failed, going on", self.keys.queue)
+            pause = _RETRY_AFTER if monotonic() - began > 5.0 else min(2 * pause, _LONGEST_RETRY)
+            await asyncio.sleep(pause)
+            try:
+                await self._scripts.create_groups()  # Redis may have come back empty
+            except SluicegateError as error:
+                log.debug("queue %s: %s", self.keys.queue, error)
+
+    async def _fetch(self) -> None:
+        start: list[bytes | str | int] = [
+            *("XREADGROUP", "GROUP", GROUP, self._worker, "BLOCK", int(_BLOCK * 1000), "COUNT"),
+        ]
+        end: list[bytes | str] = ["STREAMS", *self.keys.tasks, *[">"] * len(self.keys.tasks)]
+        streams = {key: place for place, key in enumerate(self.keys.tasks)}
+        while True:
+            now = self.now()
+            slots = self._slots
+            wanted = self.core.wanted(now, slots.free, slots.next_free_at())
+            if not wanted:
+                await self._wait(now)
+                continue
+            reply = await self._fetcher.read(pack(*start, wanted, *end), _BLOCK)
+            if reply:
+                self._receive(
+                    Task((streams[key], id), 1, _decode(fields))
+                    for key, entries in reply
+                    for id, fields in entries
+                )
+
+    async def _wait(self, now: float) -> None:
+        """Until tasks may be wanted again."""
+        self._wakened.clear()
+        next_free_at = self._slots.next_free_at()
+        timer = None
+        if next_free_at is not None and next_free_at > now:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(max(next_free_at - now - 0.04, 0.001), self._wakened.set)
+        try:
+            await self._wakened.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _listen(self) -> None:
+        key = self.keys.control(self._worker)
+        while True:
+            command = pack(
+                *("XREAD", "BLOCK", int(_BLOCK * 1000), "STREAMS", key, self._control_seen)
+            )
+            reply = await self._listener.read(command, _BLOCK)
+            if not reply:
+                continue
+            cancelled: list[TaskId] = []
+            for id, fields in reply[0][1]:
+                self._control_seen = id
+                cancelled += _read_control(fields)
+            self.core.cancel(cancelled)
+            self.wake()
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_every)
+            await self._beat()
+            await self._renew()
+            await self._reap()
+
+    async def _beat(self) -> None:
+        sent = monotonic()
+        alive_for = max(3 * self._beat_every, self.core.lease)
+        rate = self.core.rate(self._slots.count)
+        beat = await self._scripts.heartbeat(self._worker, alive_for, rate)
+        self.clock.observe(sent, beat.time, monotonic())
+
+    async def _renew(self) -> None:
+        due = self.core.due_renewals(self.now())
+        for first in range(0, len(due), _MOST_ENDINGS):
+            part = due[first : first + _MOST_ENDINGS]
+            kept = await self._scripts.renew(self._worker, [task.id for task in part])
+            lost = [task.id for task, is_ours in zip(part, kept, strict=True) if not is_ours]
+            self.core.cancel(lost)
+
+    async def _reap(self) -> None:
+        slots = self._slots
+        room = self.core.wanted(self.now(), slots.free, slots.next_free_at())
+        if not room:
+            return
+        claimed = await self._scripts.reap(self._worker, self.core.lease, room, self._beat_every)
+        self._receive(
+            Task(one.task, one.deliveries, _decode([b"request", one.payload])) for one in claimed
+        )
+
+    def _receive(self, tasks: Iterable[Task]) -> None:
+        now = self.now()
+        begins_at = now if self._slots.free else (self._slots.next_free_at() or now)
+        self.finish(self.core.add(now, tasks, begins_at))
+        self._on_tasks()
+
+    def _flush(self) -> None:
+        endings, self._outbox = self._outbox, []
+        batch: list[tuple[Ending, Finishing]] = []
+        size = 0
+        for ending in endings:
+            finishing = self._encode(ending)
+            size += len(finishing.response)
+            batch.append((ending, finishing))
+            if size > _MOST_BYTES or len(batch) >= _MOST_ENDINGS:
+                self._send(batch)
+                batch, size = [], 0
+        if batch:
+            self._send(batch)
+
+    def _send(self, batch: list[tuple[Ending, Finishing]]) -> None:
+        task = asyncio.create_task(self._send_until_confirmed(batch))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send_until_confirmed(self, batch: list[tuple[Ending, Finishing]]) -> None:
+        pause = _RETRY_AFTER
+        while True:
+            try:
+                await self._scripts.finish([finishing for _, finishing in batch])
+                break
+            except SluicegateError as error:
+                if isinstance(error, ErrorReply) and error.code == "NOGROUP":
+                    break  # Redis has lost the queue, and these tasks with it
+                log.warning("queue %s: could not answer: %s", self.keys.queue, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_RETRY)
+        self.core.confirm(ending.task for ending, _ in batch)
+
+    def _encode(self, ending: Ending) -> Finishing:
+        task, status, data, reason = ending
+        request = task.request
+        if not isinstance(request, Request):
+            return Finishing(task.id, b"", b"", reason)
+        reply_to = request.reply_to.encode(errors="replace")
+        if not reply_to.startswith(self.keys.replies_start):
+            # Another key would be in another slot of a cluster, or overwritten.
+            return Finishing(task.id, b"", b"", reason)
+        correlation_id = request.correlation_id
+        content_type = request.content_type
+        try:
+            response = encode_response(content_type, Response(correlation_id, status, data))
+            if len(response) <= self._max_payload:
+                return Finishing(task.id, reply_to, response, reason)
+            error = f"the result has {len(response)} bytes, the limit is {self._max_payload}"
+        except Exception as failure:  # noqa: BLE001  an object may fail to encode in its own way
+            error = f"the result cannot be encoded: {type(failure).__name__}: {failure}"
+        failed = Response(correlation_id, FAILED, {"error": error})
+        return Finishing(task.id, reply_to, encode_response(content_type, failed), reason)
+
+
+def _decode(fields: Sequence[bytes]) -> Request | ProtocolError:
+    try:
+        if len(fields) != 2 or fields[0] != b"request":
+            raise ProtocolError("invalid request: expected one field, request")
+        return decode_request(fields[1])
+    except ProtocolError as error:
+        return error
+
+
+def _read_control(fields: Sequence[bytes]) -> list[TaskId]:
+    """The tasks that an entry of the control stream cancels."""
+    found: list[TaskId] = []
+    for name, value in zip(fields[::2], fields[1::2], strict=True):
+        stream, _, id = value.partition(b" ")
+        if name == b"cancel" and stream.isdigit():
+            found.append((int(stream) - 1, id))
+    return found

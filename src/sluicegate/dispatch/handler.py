@@ -1,0 +1,98 @@
+"""Runs a handler on a batch, whatever kind of function it is.
+
+A handler takes a list of items and returns a list of as many results, in their order; a result that
+is an exception fails its own item. With `per_item` it takes one item and returns one result. It is
+sync, and runs in a thread or a process, or async.
+"""
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sluicegate.dispatch.wire import FAILED, OK
+
+__all__ = ["Handler", "Outcome"]
+
+Outcome = tuple[int, Any]  # a status and the data of a response
+
+
+class Handler:
+    """A handler and how to call it. Can be pickled if the function can."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        per_item: bool = False,
+        isolate: bool = False,
+        tracebacks: bool = False,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"handler must be callable, got {function!r}")
+        self.function = function
+        self.per_item = per_item
+        self.isolate = isolate
+        self.tracebacks = tracebacks
+        call = type(function).__call__  # of an object with an async `__call__`
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+    def run(self, items: Sequence[Any]) -> list[Outcome]:
+        """Run a sync handler."""
+        if self.per_item:
+            return [self._run_item(item) for item in items]
+        try:
+            return self._check(self.function(list(items)), items)
+        except Exception as error:  # noqa: BLE001  the caller of the request must hear of it
+            if self.isolate and len(items) > 1:
+                return [self.run([item])[0] for item in items]
+            return [self._failure(error)] * len(items)
+
+    async def run_async(self, items: Sequence[Any]) -> list[Outcome]:
+        """Run an async handler."""
+        if self.per_item:
+            return list(await asyncio.gather(*(self._run_item_async(item) for item in items)))
+        try:
+            return self._check(await self.function(list(items)), items)
+        except Exception as error:  # noqa: BLE001  as above
+            if self.isolate and len(items) > 1:
+                return [(await self.run_async([item]))[0] for item in items]
+            return [self._failure(error)] * len(items)
+
+    def _run_item(self, item: Any) -> Outcome:
+        try:
+            return self._outcome(self.function(item))
+        except Exception as error:  # noqa: BLE001  as above
+            return self._failure(error)
+
+    async def _run_item_async(self, item: Any) -> Outcome:
+        try:
+            return self._outcome(await self.function(item))
+        except Exception as error:  # noqa: BLE001  as above
+            return self._failure(error)
+
+    def _check(self, results: Any, items: Sequence[Any]) -> list[Outcome]:
+        if isinstance(results, str | bytes | dict) or not hasattr(results, "__len__"):
+            raise TypeError(
+                f"a handler must return a list of {len(items)} results, "
+                f"got {type(results).__name__}"
+            )
+        if len(results) != len(items):
+            raise ValueError(
+                f"a handler must return one result for each item: "
+                f"got {len(results)} results for {len(items)} items"
+            )
+        return [self._outcome(result) for result in results]
+
+    def _outcome(self, result: Any) -> Outcome:
+        return self._failure(result) if isinstance(result, Exception) else (OK, result)
+
+    def _failure(self, error: Exception) -> Outcome:
+        data = {"error": f"{type(error).__name__}: {error}"}
+        if self.tracebacks:
+            data["traceback"] = "".join(traceback.format_exception(error))
+        return FAILED, data
+
+    def __repr__(self) -> str:
+        return f"Handler({getattr(self.function, '__qualname__', self.function)})"

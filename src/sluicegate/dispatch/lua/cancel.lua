@@ -1,0 +1,33 @@
+-- Takes requests out of a queue that nobody waits for any more.
+--
+-- KEYS: the streams of tasks.
+-- ARGV: number of streams; group; the start of the names of control streams; their lifetime in ms;
+--   the consumer of returned tasks; then for each request: stream, id.
+-- Returns for each request two numbers: where it was (0 ended before, 1 waiting, 2 with a worker),
+-- and for how many ms the worker has had it. The worker is told, so that it does not begin it.
+local group, control, lifetime, returned = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local results = {}
+
+for place = 6, #ARGV, 2 do
+  local stream, id = KEYS[tonumber(ARGV[place])], ARGV[place + 1]
+  local pending = redis.pcall('XPENDING', stream, group, id, id, 1)
+  local entry = not pending.err and pending[1]
+  local where, had = 0, 0
+  if entry then
+    if entry[2] ~= returned then
+      where, had = 2, entry[3]
+      local key = control .. entry[2]
+      redis.call('XADD', key, 'MAXLEN', '~', 1000, '*', 'cancel', ARGV[place] .. ' ' .. id)
+      redis.call('PEXPIRE', key, lifetime)
+    else
+      where = 1
+    end
+    redis.call('XACK', stream, group, id)
+    redis.call('XDEL', stream, id)
+  elseif redis.call('XDEL', stream, id) == 1 then
+    where = 1
+  end
+  results[#results + 1] = where
+  results[#results + 1] = had
+end
+return results

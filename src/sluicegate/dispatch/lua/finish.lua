@@ -1,0 +1,47 @@
+-- Ends tasks: acknowledges, deletes and answers each that nobody has ended before.
+--
+-- KEYS: the streams of tasks, `dead`, then reply streams.
+-- ARGV: number of streams; group; lifetime of a reply stream in ms; most entries of it; most
+--   entries of the dead list; then for each task: stream, id, place of its reply stream in KEYS
+--   (0: none), response, and why it is put on the dead list (empty: it is not).
+-- Returns for each task whether this call has ended it.
+--
+-- Each client is sent one entry, with one field `response` for each of its tasks.
+local streams = tonumber(ARGV[1])
+local group = ARGV[2]
+local ended, replies, order = {}, {}, {}
+
+for place = 6, #ARGV, 5 do
+  local stream, id = KEYS[tonumber(ARGV[place])], ARGV[place + 1]
+  local is_ours = redis.call('XACK', stream, group, id)
+  if is_ours == 1 then
+    local reason = ARGV[place + 4]
+    if reason ~= '' then
+      local found = redis.call('XRANGE', stream, id, id)[1]
+      if found then
+        redis.call('XADD', KEYS[streams + 1], 'MAXLEN', '~', ARGV[5], '*',
+          'reason', reason, 'stream', stream, 'id', id, unpack(found[2]))
+      end
+    end
+    redis.call('XDEL', stream, id)
+    local reply_to = tonumber(ARGV[place + 2])
+    if reply_to > 0 then
+      local fields = replies[reply_to]
+      if not fields then
+        fields = {}
+        replies[reply_to] = fields
+        order[#order + 1] = reply_to
+      end
+      fields[#fields + 1] = 'response'
+      fields[#fields + 1] = ARGV[place + 3]
+    end
+  end
+  ended[#ended + 1] = is_ours
+end
+
+for _, reply_to in ipairs(order) do
+  local key = KEYS[reply_to]
+  redis.call('XADD', key, 'MAXLEN', '~', ARGV[4], '*', unpack(replies[reply_to]))
+  redis.call('PEXPIRE', key, ARGV[3])
+end
+return ended

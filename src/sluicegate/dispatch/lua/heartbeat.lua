@@ -1,0 +1,33 @@
+-- Says that a worker is alive, and how quick it is.
+--
+-- KEYS: `workers`, `rates`, `rate`.
+-- ARGV: worker; for how many ms it counts as alive; its rate in requests per second (empty: not
+--   known); the lifetime of the keys in ms, for a queue that is not used any more.
+-- Returns the time of Redis in seconds and microseconds, and the number of live workers.
+local workers, rates, rate = KEYS[1], KEYS[2], KEYS[3]
+local worker, lifetime = ARGV[1], ARGV[4]
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZADD', workers, string.format('%.0f', now + tonumber(ARGV[2])), worker)
+redis.call('PEXPIRE', workers, lifetime)
+if ARGV[3] ~= '' then
+  redis.call('HSET', rates, worker, ARGV[3])
+  redis.call('PEXPIRE', rates, lifetime)
+end
+
+for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', string.format('%.0f', now))) do
+  redis.call('ZREM', workers, dead)
+  redis.call('HDEL', rates, dead)
+end
+
+local total = 0
+for _, one in ipairs(redis.call('HVALS', rates)) do
+  total = total + tonumber(one)
+end
+if total > 0 then
+  redis.call('SET', rate, string.format('%.6g', total), 'PX', lifetime)
+else
+  redis.call('DEL', rate)
+end
+return {tonumber(time[1]), tonumber(time[2]), redis.call('ZCARD', workers)}

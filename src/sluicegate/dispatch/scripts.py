@@ -1,0 +1,192 @@
+"""The scripts of `lua/` as functions: arguments packed, replies read.
+
+A script is called by its hash, and sent whole when Redis does not know it (any more). All keys of a
+call have the queue's hash tag. A call that was carried out and whose reply was lost may be repeated
+for every script but `enqueue`, which would add its requests twice.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from sluicegate.dispatch.keys import GROUP, RETURNED, QueueKeys, TaskId
+from sluicegate.dispatch.messages import (
+    Cancelled,
+    Claimed,
+    Enqueued,
+    Finishing,
+    Heartbeat,
+    Outgoing,
+)
+from sluicegate.errors import ProtocolError
+from sluicegate.redis_client import AsyncRedisPool, ErrorReply, pack
+
+__all__ = ["QueueScripts"]
+
+CONTROL_SECONDS = 60.0  # how long a control stream outlives what was last said in it
+REPLY_SECONDS = 60.0  # how long a reply stream outlives its last reply
+MAX_REPLIES = 10_000  # entries of a reply stream that its client has not read
+MAX_DEAD = 10_000  # entries of the dead list
+QUEUE_SECONDS = 3600.0  # how long a queue remembers its workers after the last heartbeat
+
+_LUA = Path(__file__).parent / "lua"
+_Word = bytes | str | int | float
+
+
+class _Script:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = (_LUA / f"{name}.lua").read_bytes()
+        self.hash = hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
+
+
+_SCRIPTS = {
+    name: _Script(name)
+    for name in ("enqueue", "finish", "cancel", "heartbeat", "reap", "renew", "leave", "retry")
+}
+
+
+class QueueScripts:
+    """The scripts of one queue. `timeout`: seconds for one call."""
+
+    def __init__(self, pool: AsyncRedisPool, keys: QueueKeys, timeout: float) -> None:
+        self._pool = pool
+        self._keys = keys
+        self._timeout = timeout
+        self._streams = len(keys.tasks)
+
+    async def enqueue(
+        self,
+        requests: Sequence[Outgoing],
+        max_waiting: int,
+        max_wait_seconds: float,
+        once_seconds: float,
+    ) -> Enqueued:
+        keys = [*self._keys.tasks, self._keys.workers, self._keys.rate, self._keys.draining]
+        words: list[_Word] = [self._streams, max_waiting, max_wait_seconds, _ms(once_seconds)]
+        for stream, once, payload in requests:
+            if once:
+                keys.append(once)
+            words += (stream + 1, len(keys) if once else 0, payload)
+        reply = await self._call("enqueue", keys, words, may_repeat=False)
+        if not isinstance(reply, list) or len(reply) != len(requests) + 2:
+            raise _invalid("enqueue", reply)
+        return Enqueued(reply[0], reply[1], reply[2:])
+
+    async def finish(self, tasks: Sequence[Finishing]) -> list[int]:
+        """For each task whether this call has ended it."""
+        keys = [*self._keys.tasks, self._keys.dead]
+        words: list[_Word] = [
+            *(self._streams, GROUP, _ms(REPLY_SECONDS), MAX_REPLIES, MAX_DEAD),
+        ]
+        places: dict[bytes, int] = {b"": 0}
+        for (stream, id), reply_to, response, reason in tasks:
+            place = places.get(reply_to)
+            if place is None:
+                keys.append(reply_to)
+                place = places[reply_to] = len(keys)
+            words += (stream + 1, id, place, response, reason)
+        return self._flags("finish", await self._call("finish", keys, words), len(tasks))
+
+    async def cancel(self, tasks: Sequence[TaskId]) -> list[Cancelled]:
+        words: list[_Word] = [self._streams, GROUP, self._keys.control_start]
+        words += [_ms(CONTROL_SECONDS), RETURNED]
+        words += _task_words(tasks)
+        reply = await self._call("cancel", self._keys.tasks, words)
+        numbers = self._flags("cancel", reply, 2 * len(tasks))
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        return [Cancelled(where, had / 1000.0) for where, had in pairs]
+
+    async def heartbeat(self, worker: bytes, alive_for: float, rate: float | None) -> Heartbeat:
+        keys = [self._keys.workers, self._keys.rates, self._keys.rate]
+        words: list[_Word] = [worker, _ms(alive_for), "" if rate is None else f"{rate:.6g}"]
+        words.append(_ms(max(QUEUE_SECONDS, alive_for)))
+        seconds, micros, workers = self._flags(
+            "heartbeat", await self._call("heartbeat", keys, words), 3
+        )
+        return Heartbeat(seconds + micros / 1e6, workers)
+
+    async def reap(self, worker: bytes, lease: float, room: int, turn: float) -> list[Claimed]:
+        keys = [*self._keys.tasks, self._keys.reaper, self._keys.workers]
+        words: list[_Word] = [self._streams, GROUP, worker, _ms(lease), room, _ms(turn)]
+        words += [self._keys.control_start, RETURNED]
+        reply = await self._call("reap", keys, words)
+        return [
+            Claimed((stream - 1, id), deliveries, payload)
+            for stream, id, deliveries, payload in reply
+        ]
+
+    async def renew(self, worker: bytes, tasks: Sequence[TaskId]) -> list[int]:
+        """For each task whether it still is the worker's."""
+        words: list[_Word] = [self._streams, GROUP, worker, *_task_words(tasks)]
+        reply = await self._call("renew", self._keys.tasks, words)
+        return self._flags("renew", reply, len(tasks))
+
+    async def leave(self, worker: bytes, idle: float) -> int:
+        """How many tasks were given back."""
+        keys = [*self._keys.tasks, self._keys.workers, self._keys.rates]
+        words: list[_Word] = [self._streams, GROUP, worker, RETURNED, _ms(idle)]
+        words.append(self._keys.control(worker))
+        return int(await self._call("leave", keys, words))
+
+    async def retry(self, most: int) -> int:
+        """Put requests of the dead list back into the queue; how many."""
+        keys = [*self._keys.tasks, self._keys.dead]
+        return int(await self._call("retry", keys, [self._streams, most]))
+
+    async def create_groups(self) -> None:
+        """Create the streams of tasks and their consumer groups, where they are missing."""
+        payload = b"".join(
+            pack("XGROUP", "CREATE", key, GROUP, "0", "MKSTREAM") for key in self._keys.tasks
+        )
+        deadline = monotonic() + self._timeout
+        for reply in await self._pool.exchange(self._keys.dead, payload, self._streams, deadline):
+            if isinstance(reply, ErrorReply) and reply.code != "BUSYGROUP":
+                raise reply
+
+    async def _call(
+        self,
+        name: str,
+        keys: Sequence[bytes],
+        words: Sequence[_Word],
+        *,
+        may_repeat: bool = True,
+    ) -> Any:
+        script = _SCRIPTS[name]
+        deadline = monotonic() + self._timeout
+        payload = pack("EVALSHA", script.hash, len(keys), *keys, *words)
+        (reply,) = await self._pool.exchange(keys[0], payload, 1, deadline, may_repeat=may_repeat)
+        if isinstance(reply, ErrorReply) and reply.code == "NOSCRIPT":
+            payload = pack("EVAL", script.text, len(keys), *keys, *words)
+            (reply,) = await self._pool.exchange(
+                keys[0], payload, 1, deadline, may_repeat=may_repeat
+            )
+        if isinstance(reply, ErrorReply):
+            raise reply
+        return reply
+
+    def _flags(self, name: str, reply: object, count: int) -> list[int]:
+        if (
+            isinstance(reply, list)
+            and len(reply) == count
+            and all(isinstance(one, int) for one in reply)
+        ):
+            return reply
+        raise _invalid(name, reply)
+
+
+def _task_words(tasks: Iterable[TaskId]) -> list[_Word]:
+    words: list[_Word] = []
+    for stream, id in tasks:
+        words += (stream + 1, id)
+    return words
+
+
+def _ms(seconds: float) -> int:
+    return max(round(seconds * 1000), 1)
+
+
+def _invalid(name: str, reply: object) -> ProtocolError:
+    return ProtocolError(f"invalid reply from Redis to the script {name}: {reply!r:.200}")

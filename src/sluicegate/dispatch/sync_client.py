@@ -1,0 +1,129 @@
+"""`SyncDispatcher`: `Dispatcher` for threads.
+
+A thread of its own runs an event loop with a `Dispatcher`; all threads of the program share them.
+They begin with the first call, and anew in a forked child.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any, Self
+
+from sluicegate.dispatch.client import Dispatcher
+
+__all__ = ["SyncDispatcher"]
+
+_PATIENCE = 10.0  # seconds for the thread to end
+
+
+class SyncDispatcher:
+    """The arguments are those of `Dispatcher`. Safe to share between threads."""
+
+    def __init__(self, url: str, queue: str, **options: Any) -> None:
+        self._arguments = (url, queue)
+        self._options = options
+        self._dispatcher = Dispatcher(url, queue, **options)  # checks the arguments at once
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    @property
+    def queue(self) -> str:
+        return self._dispatcher.queue
+
+    def call(
+        self,
+        data: Any,
+        *,
+        timeout: float,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """As `Dispatcher.call`."""
+        return self.submit(
+            data, timeout=timeout, priority=priority, idempotency_key=idempotency_key
+        ).result()
+
+    def call_many(
+        self,
+        items: Iterable[Any],
+        *,
+        timeout: float,
+        priority: int = 0,
+        return_errors: bool = False,
+    ) -> list[Any]:
+        """As `Dispatcher.call_many`."""
+        many = list(items)
+        loop = self._running_loop()
+        return asyncio.run_coroutine_threadsafe(
+            self._dispatcher.call_many(
+                many, timeout=timeout, priority=priority, return_errors=return_errors
+            ),
+            loop,
+        ).result()
+
+    def submit(
+        self,
+        data: Any,
+        *,
+        timeout: float,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+    ) -> "Future[Any]":
+        """As `Dispatcher.submit`, with a `concurrent.futures.Future`."""
+        loop = self._running_loop()
+        return asyncio.run_coroutine_threadsafe(
+            self._dispatcher.call(
+                data, timeout=timeout, priority=priority, idempotency_key=idempotency_key
+            ),
+            loop,
+        )
+
+    def close(self) -> None:
+        """End the thread. Calls that still wait raise `Unavailable`; a later call begins anew."""
+        with self._lock:
+            loop, thread, self._loop = self._loop, self._thread, None
+        if loop is None or thread is None or self._pid != os.getpid():
+            return
+        asyncio.run_coroutine_threadsafe(self._dispatcher.close(), loop).result(_PATIENCE)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_PATIENCE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._pid != os.getpid():
+            # The parent's thread is not here, and the lock may have been held by it.
+            self._lock = threading.Lock()
+            self._loop = None
+            self._dispatcher = Dispatcher(*self._arguments, **self._options)
+            self._pid = os.getpid()
+        loop = self._loop
+        if loop is not None:
+            return loop
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop,), name="sluicegate-dispatch", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def __repr__(self) -> str:
+        return f"Sync{self._dispatcher!r}"
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

@@ -1,0 +1,61 @@
+"""`Task`: a request in the hands of a worker; `Ending`: how it ends."""
+
+from typing import Any, NamedTuple
+
+from sluicegate.dispatch.keys import TaskId
+from sluicegate.dispatch.wire import Request
+from sluicegate.errors import ProtocolError
+
+__all__ = ["Ending", "Task", "id_time"]
+
+
+class Task:
+    """One request as it was delivered to this worker.
+
+    Times are those of Redis. `request` is an error where the payload is none; `data` is decoded
+    when it is first needed.
+    """
+
+    __slots__ = (
+        "arrived_at",
+        "cost",
+        "data",
+        "deadline",
+        "deliveries",
+        "enqueued_at",
+        "id",
+        "renewed_at",
+        "request",
+        "size",
+    )
+
+    def __init__(self, id: TaskId, deliveries: int, request: Request | ProtocolError) -> None:
+        self.id = id
+        self.deliveries = deliveries
+        self.request = request
+        self.enqueued_at = id_time(id[1])
+        self.deadline = float("inf")
+        if isinstance(request, Request):
+            self.deadline = self.enqueued_at + request.timeout
+        self.arrived_at = 0.0
+        self.renewed_at = 0.0
+        self.data: Any = None
+        self.size = 0.0
+        self.cost = 1.0
+
+    def __repr__(self) -> str:
+        return f"Task({self.id[1].decode()}, deadline={self.deadline:.3f})"
+
+
+class Ending(NamedTuple):
+    """How a task ends: the response, and why it goes to the dead list, if it does."""
+
+    task: Task
+    status: int
+    data: Any
+    reason: str = ""
+
+
+def id_time(id: bytes) -> float:
+    """When a stream entry was added, by its id: seconds of Redis's clock."""
+    return int(id.partition(b"-")[0]) / 1000.0

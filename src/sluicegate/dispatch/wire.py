@@ -1,0 +1,125 @@
+"""Requests and responses as bytes.
+
+A request is {content_type, reply_to, correlation_id, timeout, data}, a response {correlation_id,
+status, data}. Both are msgpack maps, or JSON objects when the request's content type is "json"; a
+response has the encoding of its request. Which of the two a message is shows in its first byte: no
+msgpack map begins with a brace.
+
+Data is what JSON can say, and bytes and dates besides in msgpack. What msgspec turns into these
+(dataclasses, tuples, sets, enums) arrives as plain dicts and lists.
+"""
+
+from typing import Any
+
+import msgspec
+
+from sluicegate.errors import ProtocolError
+
+__all__ = [
+    "BUSY",
+    "DEFAULT_MAX_PAYLOAD",
+    "FAILED",
+    "JSON",
+    "MSGPACK",
+    "OK",
+    "TIMED_OUT",
+    "Request",
+    "Response",
+    "check_content_type",
+    "decode_data",
+    "decode_request",
+    "decode_response",
+    "encode_request",
+    "encode_response",
+]
+
+OK = 0
+TIMED_OUT = 500
+BUSY = 503
+FAILED = 520
+
+JSON = "json"
+MSGPACK = "msgpack"
+
+DEFAULT_MAX_PAYLOAD = 1024 * 1024
+
+
+class _OutgoingRequest(msgspec.Struct, frozen=True):
+    content_type: str
+    reply_to: str
+    correlation_id: str
+    timeout: float
+    data: Any
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request as a worker reads it. `data` is still encoded, for it may never be needed."""
+
+    content_type: str
+    reply_to: str
+    correlation_id: str | int
+    timeout: float
+    data: msgspec.Raw
+
+
+class Response(msgspec.Struct, frozen=True):
+    correlation_id: str | int
+    status: int
+    data: Any = None
+
+
+_msgpack_encoder = msgspec.msgpack.Encoder()
+_json_encoder = msgspec.json.Encoder()
+_msgpack_request = msgspec.msgpack.Decoder(Request)
+_json_request = msgspec.json.Decoder(Request)
+_msgpack_response = msgspec.msgpack.Decoder(Response)
+_json_response = msgspec.json.Decoder(Response)
+_msgpack_data = msgspec.msgpack.Decoder()
+_json_data = msgspec.json.Decoder()
+
+
+def check_content_type(content_type: str) -> str:
+    if content_type not in (MSGPACK, JSON):
+        raise ValueError(f"content_type must be 'msgpack' or 'json', got {content_type!r}")
+    return content_type
+
+
+def encode_request(
+    content_type: str, reply_to: str, correlation_id: str, timeout: float, data: Any
+) -> bytes:
+    """Raises `TypeError`, or another error of the data's own, if it cannot be encoded."""
+    encoder = _json_encoder if content_type == JSON else _msgpack_encoder
+    return encoder.encode(_OutgoingRequest(content_type, reply_to, correlation_id, timeout, data))
+
+
+def decode_request(payload: bytes) -> Request:
+    decoder = _json_request if payload[:1] == b"{" else _msgpack_request
+    try:
+        request = decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"invalid request: {error}") from None
+    if not 0.0 <= request.timeout <= 1e9:
+        raise ProtocolError(f"invalid request: timeout must be seconds, got {request.timeout!r}")
+    return request
+
+
+def decode_data(request: Request) -> Any:
+    decoder = _json_data if request.content_type == JSON else _msgpack_data
+    try:
+        return decoder.decode(request.data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"invalid request: data: {error}") from None
+
+
+def encode_response(content_type: str, response: Response) -> bytes:
+    """Raises as `encode_request`."""
+    encoder = _json_encoder if content_type == JSON else _msgpack_encoder
+    return encoder.encode(response)
+
+
+def decode_response(payload: bytes) -> Response:
+    decoder = _json_response if payload[:1] == b"{" else _msgpack_response
+    try:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"invalid response: {error}") from None

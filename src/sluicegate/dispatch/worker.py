@@ -1,0 +1,241 @@
+"""`Worker`: takes requests from queues, runs a handler on batches of them, and answers.
+
+The decisions are in `worker_core.py`, what is said to Redis in `consumer.py`; here batches are
+given to the handler: in a thread, so that fetching goes on, in a process, or as a coroutine.
+
+A worker that stops finishes the batches that run, answers them, and gives back the rest.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any, Self
+
+from sluicegate._validate import check_positive, check_whole
+from sluicegate.dispatch.batcher import Batcher
+from sluicegate.dispatch.consumer import Consumer, Slots
+from sluicegate.dispatch.handler import Handler, Outcome
+from sluicegate.dispatch.keys import QueueKeys
+from sluicegate.dispatch.task import Ending, Task
+from sluicegate.dispatch.wire import DEFAULT_MAX_PAYLOAD, FAILED, Request, decode_data
+from sluicegate.dispatch.worker_core import Batch, WorkerCore
+from sluicegate.errors import ProtocolError
+from sluicegate.redis_client import AsyncRedisPool
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """Serves a queue, or several, the first of them first.
+
+    `handler` takes a list of items and returns a list of results; with `per_item=True` it takes
+    one item. `size`, `cost` and `max_cost` are described in `batcher.py`. `concurrency` batches run
+    at once, in threads, or with `processes=True` in processes. `isolate=True` runs the items of a
+    batch that failed one by one. `lease`: seconds after which another worker takes over the tasks
+    of one that is not heard of. `tracebacks=True` sends the traceback of an error to the caller.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        queue: str | Sequence[str],
+        handler: Callable[[Any], Any],
+        *,
+        max_batch: int = 16,
+        max_wait: float = 0.0,
+        size: Callable[[Any], float] | None = None,
+        cost: Callable[[Any], float] | None = None,
+        max_cost: float | None = None,
+        concurrency: int = 1,
+        processes: bool = False,
+        per_item: bool = False,
+        isolate: bool = False,
+        tracebacks: bool = False,
+        lease: float = 10.0,
+        max_deliveries: int = 3,
+        max_payload: int = DEFAULT_MAX_PAYLOAD,
+        timeout: float = 2.0,
+        prefix: str = "sluicegate:",
+    ) -> None:
+        queues = [queue] if isinstance(queue, str) else list(queue)
+        if not queues:
+            raise ValueError("queue must name at least one queue, got none")
+        self._keys = [QueueKeys(name, prefix) for name in queues]
+        self._handler = Handler(handler, per_item=per_item, isolate=isolate, tracebacks=tracebacks)
+        if processes and self._handler.is_async:
+            raise ValueError("processes=True needs a sync handler, got an async one")
+        check_positive("lease", lease)
+        check_whole("max_deliveries", max_deliveries, 1)
+        self._concurrency = check_whole("concurrency", concurrency, 1)
+        self._processes = processes
+        self._max_payload = check_whole("max_payload", max_payload, 1)
+        self._timeout = check_positive("timeout", timeout)
+        self._pool = AsyncRedisPool(url, timeout)
+        self._cores = [
+            WorkerCore(
+                Batcher(max_batch, max_wait, size=size, cost=cost, max_cost=max_cost),
+                lease=lease,
+                max_deliveries=max_deliveries,
+            )
+            for _ in queues
+        ]
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._slots = Slots(self._concurrency)
+        self._consumers: list[Consumer] = []
+        self._executor: Executor | None = None
+        self._running: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stopping = False
+
+    @property
+    def cores(self) -> dict[str, WorkerCore]:
+        """What is known of each queue: counts, and the estimate of a batch's time."""
+        return {keys.queue: core for keys, core in zip(self._keys, self._cores, strict=True)}
+
+    async def start(self) -> None:
+        """Begin to serve. Raises `Unavailable` if Redis does not answer."""
+        self._is_stopping = False
+        self._executor = self._make_executor()
+        self._consumers = [
+            Consumer(
+                self._pool,
+                keys,
+                self.name.encode(),
+                core,
+                self._slots,
+                self._begin_batches,
+                timeout=self._timeout,
+                max_payload=self._max_payload,
+            )
+            for keys, core in zip(self._keys, self._cores, strict=True)
+        ]
+        for consumer in self._consumers:
+            await consumer.start()
+
+    async def stop(self, timeout: float = 10.0) -> None:
+        """Finish what runs within `timeout` seconds, answer, and give back the rest."""
+        self._is_stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for consumer in self._consumers:
+            await consumer.stop_fetching()
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout)
+        for task in self._running:
+            task.cancel()
+        for consumer in self._consumers:
+            await consumer.leave(self._timeout)
+        self._consumers = []
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = None
+        await self._pool.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    def run(self, stop_timeout: float = 10.0) -> None:
+        """Serve until SIGTERM or SIGINT, then stop within `stop_timeout` seconds."""
+        asyncio.run(self._run_until_signal(stop_timeout))
+
+    async def _run_until_signal(self, stop_timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        await self.start()
+        await stopped.wait()
+        await self.stop(stop_timeout)
+
+    def _make_executor(self) -> Executor | None:
+        if self._handler.is_async:
+            return None
+        if self._processes:
+            # Not fork: this process has threads, which a forked child has not.
+            return ProcessPoolExecutor(self._concurrency, mp_context=get_context("spawn"))
+        return ThreadPoolExecutor(self._concurrency, thread_name_prefix="sluicegate-handler")
+
+    def _begin_batches(self) -> None:
+        """Begin all batches that are due and have a free slot."""
+        if self._is_stopping:
+            return
+        due: float | None = None
+        for consumer in self._consumers:
+            while self._slots.free:
+                now = consumer.now()
+                batch, endings = consumer.core.take(now)
+                consumer.finish(endings)
+                if batch is None:
+                    due_at = consumer.core.due_at()
+                    if due_at is not None:
+                        due = due_at - now if due is None else min(due, due_at - now)
+                    break
+                self._begin(consumer, batch)
+            consumer.wake()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(due, 0.0), self._begin_batches)
+
+    def _begin(self, consumer: Consumer, batch: Batch) -> None:
+        items: list[Any] = []
+        tasks: list[Task] = []
+        for task in batch.tasks:
+            assert isinstance(task.request, Request)
+            try:
+                items.append(task.data if task.data is not None else decode_data(task.request))
+                tasks.append(task)
+            except ProtocolError as error:
+                consumer.finish([Ending(task, FAILED, {"error": str(error)}, str(error))])
+        batch.tasks = tasks
+        if not tasks:
+            return
+        self._slots.ends[batch] = batch.ends_at
+        running = self._call_handler(items)
+        self._running.add(running)
+        running.add_done_callback(lambda done: self._end(consumer, batch, done))
+
+    def _call_handler(self, items: list[Any]) -> "asyncio.Future[Any]":
+        if self._executor is None:
+            return asyncio.ensure_future(self._handler.run_async(items))
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._executor, self._handler.run, items)
+
+    def _end(self, consumer: Consumer, batch: Batch, done: "asyncio.Future[Any]") -> None:
+        self._running.discard(done)
+        del self._slots.ends[batch]
+        if done.cancelled():
+            return  # stopped before it had ended: its tasks are given back
+        consumer.core.end_batch(consumer.now(), batch)
+        error = done.exception()
+        outcomes: list[Outcome]
+        if error is None:
+            outcomes = done.result()
+        else:
+            if isinstance(error, BrokenProcessPool):
+                self._executor = self._make_executor()
+            data = {"error": f"the handler's process failed: {type(error).__name__}: {error}"}
+            outcomes = [(FAILED, data)] * len(batch.tasks)
+        consumer.finish(
+            [
+                Ending(task, status, data)
+                for task, (status, data) in zip(batch.tasks, outcomes, strict=True)
+            ]
+        )
+        self._begin_batches()
+
+    def __repr__(self) -> str:
+        queues = ", ".join(keys.queue for keys in self._keys)
+        return f"Worker({queues}, handler={self._handler!r}, address={self._pool.address!r})"

@@ -1,0 +1,225 @@
+"""`WorkerCore`: the tasks that a worker holds of one queue, without I/O.
+
+It decides how many tasks to fetch, which to run together, which to drop, and whose lease to renew.
+All times are those of Redis, and arguments.
+
+A task is held from its delivery until Redis has confirmed its end: in the pool, in a batch that
+runs, or ended and not confirmed. Its lease is renewed for as long, and should the reaper deliver it
+to this worker once more, it is not run once more.
+
+**Fetching.** An idle worker fetches one batch. A busy one fetches the next when the running one is
+about to end, not earlier: until then another worker may become idle.
+
+**Dropping.** A task whose batch would probably end after its deadline (now + 1.3 times the
+estimate) is answered at once that it has timed out: to run it would make those behind it late, too.
+Under overload that is the difference between nearly all answers in time and nearly none. The
+estimate could be wrong, and nothing would correct it if nothing ran: when nothing has run for a
+while, a single task is tried whatever the estimate says.
+"""
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from sluicegate.dispatch.batcher import Batcher
+from sluicegate.dispatch.estimate import BatchTime
+from sluicegate.dispatch.keys import TaskId
+from sluicegate.dispatch.task import Ending, Task
+from sluicegate.dispatch.wire import FAILED, TIMED_OUT, Request, decode_data
+from sluicegate.errors import ProtocolError
+
+__all__ = ["Batch", "WorkerCore"]
+
+FETCH_AHEAD = 0.05  # seconds before the end of a batch at which the next is fetched
+_MARGIN = 1.3  # by how much batches may take longer than estimated
+_TRY_EVERY = 1.0  # seconds without a batch after which one is tried whatever the estimate says
+
+
+class Batch:
+    """Tasks that run together. `ends_at`: the expected end; None before any batch has run."""
+
+    __slots__ = ("began_at", "ends_at", "tasks")
+
+    def __init__(self, tasks: list[Task], began_at: float, ends_at: float | None) -> None:
+        self.tasks = tasks
+        self.began_at = began_at
+        self.ends_at = ends_at
+
+
+class WorkerCore:
+    def __init__(self, batcher: Batcher, *, lease: float = 10.0, max_deliveries: int = 3) -> None:
+        self.batcher = batcher
+        self.lease = lease
+        self.max_deliveries = max_deliveries
+        self.time = BatchTime()
+        self.counts: Counter[str] = Counter()  # what became of tasks, for status and metrics
+        self._pool: list[Task] = []  # in the order in which they are served
+        self._held: dict[TaskId, Task] = {}
+        self._last_run = float("-inf")
+
+    @property
+    def pooled(self) -> int:
+        """Tasks that were fetched and have not begun."""
+        return len(self._pool)
+
+    @property
+    def held(self) -> int:
+        """Tasks that were fetched and whose end is not confirmed."""
+        return len(self._held)
+
+    def wanted(self, now: float, free: int, next_free_at: float | None) -> int:
+        """How many tasks to fetch. `free`: batches that could begin now; else when one could."""
+        if not free and (next_free_at is None or next_free_at - now > FETCH_AHEAD):
+            return 0
+        return max(self.batcher.pool_size - len(self._pool), 0)
+
+    def add(self, now: float, tasks: Iterable[Task], begins_at: float) -> list[Ending]:
+        """Tasks were delivered. Returns those that end at once.
+
+        `begins_at`: when the next batch can begin.
+        """
+        endings = []
+        for task in tasks:
+            if task.id in self._held:
+                continue
+            task.arrived_at = task.renewed_at = now
+            self._held[task.id] = task
+            ending = self._refuse(now, task, begins_at)
+            if ending is None:
+                insort(self._pool, task, key=_order)
+            else:
+                endings.append(ending)
+        return endings
+
+    def take(self, now: float) -> tuple[Batch | None, list[Ending]]:
+        """The next batch, if one is due, and the tasks that are dropped."""
+        endings: list[Ending] = []
+        while self._pool and self.batcher.ready_at(self._pool) <= now:
+            tasks = self.batcher.pick(self._pool)
+            late = self._late(now, tasks)
+            if late and now - self._last_run >= _TRY_EVERY:
+                in_time = [task for task in late if task.deadline > now]
+                if in_time:
+                    tasks, late = in_time[:1], []
+            self._remove(late or tasks)
+            if not late:
+                return self._begin(now, tasks), endings
+            endings += [self._drop(now, task) for task in late]
+        return None, endings
+
+    def due_at(self) -> float | None:
+        """When `take` must be called again though nothing has happened."""
+        return self.batcher.ready_at(self._pool) if self._pool else None
+
+    def end_batch(self, now: float, batch: Batch) -> None:
+        """A batch has run."""
+        self._last_run = now
+        self.time.observe(self.batcher.load(batch.tasks), now - batch.began_at)
+
+    def confirm(self, tasks: Iterable[Task]) -> None:
+        """Redis has confirmed the end of tasks, or does not count them as ours any more."""
+        for task in tasks:
+            self._held.pop(task.id, None)
+
+    def cancel(self, ids: Iterable[TaskId]) -> list[Task]:
+        """Nobody waits for these tasks any more. Returns those that would have run."""
+        gone = [task for id in ids if (task := self._held.get(id)) in self._pool]
+        pooled = [task for task in gone if task is not None]
+        self._remove(pooled)
+        self.confirm(pooled)
+        self.counts["cancelled"] += len(pooled)
+        return pooled
+
+    def due_renewals(self, now: float) -> list[Task]:
+        """The tasks whose leases to renew now; it is tried three times in a lease."""
+        due = [task for task in self._held.values() if now - task.renewed_at >= self.lease / 3]
+        for task in due:
+            task.renewed_at = now
+        return due
+
+    def rate(self, concurrency: int) -> float | None:
+        """Requests per second that this worker can run; None while that is not known."""
+        full = self.batcher.max_batch if self.batcher.cost is None else self.batcher.max_cost
+        rate = self.time.rate(full)
+        if rate is None:
+            return None
+        return rate * concurrency / self._mean_cost()
+
+    def release(self) -> list[Task]:
+        """Empty the pool, to give its tasks back."""
+        released = list(self._pool)
+        self._remove(released)
+        self.confirm(released)
+        return released
+
+    def _begin(self, now: float, tasks: list[Task]) -> Batch:
+        self._last_run = now
+        self.counts["batches"] += 1
+        self.counts["started"] += len(tasks)
+        ends_at = None
+        if self.time.is_known:
+            ends_at = now + self.time.estimate(self.batcher.load(tasks))
+        return Batch(tasks, now, ends_at)
+
+    def _refuse(self, now: float, task: Task, begins_at: float) -> Ending | None:
+        """How a new task ends at once, if it does."""
+        if task.deliveries > 1:
+            self.counts["redelivered"] += 1
+        if not isinstance(task.request, Request):
+            return self._bury(task, str(task.request))
+        if task.deliveries > self.max_deliveries:
+            times = task.deliveries - 1
+            return self._bury(
+                task, f"{times} workers took this request, and none of them has answered"
+            )
+        if self.batcher.needs_data:
+            try:
+                task.data = decode_data(task.request)
+                self.batcher.measure(task)
+            except ProtocolError as error:
+                return self._bury(task, str(error))
+            except Exception as error:  # noqa: BLE001  size and cost are the user's functions
+                self.counts["failed"] += 1
+                return Ending(task, FAILED, {"error": f"{type(error).__name__}: {error}"})
+        batch = min(len(self._pool) + 1, self.batcher.max_batch)
+        load = float(batch) if self.batcher.cost is None else task.cost
+        ends_at = max(now, begins_at) + _MARGIN * self.time.estimate(load)
+        is_hopeless = task.deadline <= now or (
+            task.deadline < ends_at and now - self._last_run < _TRY_EVERY
+        )
+        return self._drop(now, task) if is_hopeless else None
+
+    def _late(self, now: float, tasks: Sequence[Task]) -> list[Task]:
+        """The tasks of a batch that would probably end after their deadlines."""
+        ends_at = now + _MARGIN * self.time.estimate(self.batcher.load(tasks))
+        return [task for task in tasks if task.deadline < ends_at or task.deadline <= now]
+
+    def _drop(self, now: float, task: Task) -> Ending:
+        is_late = task.deadline <= now
+        self.counts["dropped_late" if is_late else "dropped_hopeless"] += 1
+        waited = max(now - task.enqueued_at, 0.0)
+        return Ending(task, TIMED_OUT, {"waited": waited, "ran": 0.0})
+
+    def _bury(self, task: Task, reason: str) -> Ending:
+        self.counts["buried"] += 1
+        return Ending(task, FAILED, {"error": reason}, reason)
+
+    def _mean_cost(self) -> float:
+        if self.batcher.cost is None or not self._pool:
+            return 1.0
+        return sum(task.cost for task in self._pool) / len(self._pool) or 1.0
+
+    def _remove(self, tasks: Sequence[Task]) -> None:
+        if len(tasks) == len(self._pool):
+            self._pool.clear()
+            return
+        gone = {task.id for task in tasks}
+        self._pool = [task for task in self._pool if task.id not in gone]
+
+    def __repr__(self) -> str:
+        return f"WorkerCore(pooled={self.pooled}, held={self.held}, time={self.time!r})"
+
+
+def _order(task: Task) -> tuple[int, float, int]:
+    stream, id = task.id
+    return stream, task.enqueued_at, int(id.partition(b"-")[2] or 0)

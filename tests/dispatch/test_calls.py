@@ -1,18 +1,30 @@
 """Calls from end to end: a real Redis, a worker and a client in one process."""
 
 import asyncio
+import os
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from sluicegate import (
+    Busy,
     Dispatcher,
+    Duplicate,
+    HandlerFailed,
     NoWorkers,
+    SyncDispatcher,
+    TimedOut,
+    Unavailable,
     Worker,
 )
+from sluicegate.dispatch.queue_admin import QueueAdmin
+from tests.harness.children import Children
 from tests.harness.servers import RedisServer
+from tests.harness.threads import run_in_threads, start_thread
 from tests.harness.waits import PATIENCE
 
 QUEUE = "translate"
@@ -26,11 +38,30 @@ def double(items: list[Any]) -> list[Any]:
     return [2 * item for item in items]
 
 
-async def wait_until(condition: Any, seconds: float = PATIENCE) -> None:
+async def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"did not happen within {seconds:g} s"
         await asyncio.sleep(0.005)
+
+
+class Gate:
+    """A handler that notes its batches and waits, in its thread, until it may go on."""
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self.batches: list[list[Any]] = []
+        self.opened = threading.Event()
+        if is_open:
+            self.opened.set()
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.batches.append(items)
+        assert self.opened.wait(PATIENCE)
+        return items
+
+    @property
+    def items(self) -> list[Any]:
+        return [item for batch in self.batches for item in batch]
 
 
 @pytest.mark.parametrize("content_type", ["msgpack", "json"])
@@ -42,12 +73,49 @@ def test_a_call_returns_the_result_of_the_handler(
         async with Worker(redis_server.url, QUEUE, double), client:
             assert await client.call(21, timeout=PATIENCE) == 42
             assert await client.call("ab", timeout=PATIENCE, priority=1) == "abab"
-            assert await client.call([1, None, {"a": 1.5}], timeout=PATIENCE, priority=-1) == [
-                *(1, None, {"a": 1.5}),
-                *(1, None, {"a": 1.5}),
-            ]
+            nested = [1, None, {"a": 1.5}]
+            assert await client.call(nested, timeout=PATIENCE, priority=-1) == 2 * nested
             many = await client.call_many(range(100), timeout=PATIENCE)
             assert many == [2 * item for item in range(100)]
+
+    run(scenario())
+
+
+async def double_async(items: list[int]) -> list[int]:
+    await asyncio.sleep(0)
+    return [2 * item for item in items]
+
+
+async def double_one_async(item: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * item
+
+
+def double_one(item: int) -> int:
+    return 2 * item
+
+
+@pytest.mark.parametrize(
+    ("handler", "options"),
+    [
+        (double_async, {}),
+        (double_one_async, {"per_item": True}),
+        (double_one, {"per_item": True}),
+        (double, {"concurrency": 3}),
+        (double, {"processes": True, "concurrency": 2}),
+        (double, {"size": abs}),
+        (double, {"cost": abs, "max_cost": 50}),
+        (double, {"max_wait": 0.01}),
+    ],
+)
+def test_handlers_of_all_kinds(
+    redis_server: RedisServer, handler: Callable[[Any], Any], options: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, handler, **options), client:
+            many = await client.call_many(range(50), timeout=PATIENCE)
+            assert many == [2 * item for item in range(50)]
 
     run(scenario())
 
@@ -63,3 +131,467 @@ def test_a_call_without_a_worker_fails_at_once(redis_server: RedisServer) -> Non
                 await client.call(1, timeout=PATIENCE)
 
     run(scenario())
+
+
+def test_requests_that_come_while_a_batch_runs_become_the_next_batch(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, gate, max_batch=8), client:
+            first = client.submit(0, timeout=PATIENCE)
+            await wait_until(lambda: gate.batches)
+            others = [client.submit(item, timeout=PATIENCE) for item in range(1, 11)]
+            with redis_server.client as redis:
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:0") == 11)
+            gate.opened.set()
+            assert await asyncio.gather(first, *others) == list(range(11))
+            assert gate.batches == [[0], list(range(1, 9)), [9, 10]]
+
+    run(scenario())
+
+
+def test_urgent_requests_are_served_before_the_others(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, gate, max_batch=1), client:
+            first = client.submit("first", timeout=PATIENCE)
+            await wait_until(lambda: gate.batches)
+            calls = [
+                client.submit(priority, timeout=PATIENCE, priority=priority)
+                for priority in (-1, 0, 1)
+            ]
+            with redis_server.client as redis:
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:-1") == 1)
+            gate.opened.set()
+            await asyncio.gather(first, *calls)
+            assert gate.items == ["first", 1, 0, -1]
+
+    run(scenario())
+
+
+def test_a_full_queue_refuses_with_its_length_and_limit(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE, max_waiting=5)
+        async with Worker(redis_server.url, QUEUE, gate), client:
+            calls = [client.submit(item, timeout=PATIENCE) for item in range(5)]
+            with pytest.raises(Busy) as caught:
+                await client.call(5, timeout=PATIENCE)
+            assert (caught.value.length, caught.value.limit) == (5, 5)
+            gate.opened.set()
+            assert await asyncio.gather(*calls) == list(range(5))
+            assert await client.call(6, timeout=PATIENCE) == 6
+
+    run(scenario())
+
+
+def test_a_limit_in_seconds_follows_the_rate_of_the_workers(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE, max_wait_seconds=2.0)
+        async with Worker(redis_server.url, QUEUE, gate), client:
+            with redis_server.client as redis:
+                redis.set("sluicegate:{translate}:rate", "3.5")
+            calls = client.call_many(range(10), timeout=PATIENCE, return_errors=True)
+            running = asyncio.create_task(calls)
+            await wait_until(lambda: gate.batches)
+            gate.opened.set()
+            results = await running
+            assert results[:7] == list(range(7))
+            assert [str(error.limit) for error in results[7:]] == ["7"] * 3
+
+    run(scenario())
+
+
+def test_a_worker_publishes_its_rate(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, double, lease=0.4), client:
+            await client.call_many(range(50), timeout=PATIENCE)
+            with redis_server.client as redis:
+                await wait_until(lambda: redis.get("sluicegate:{translate}:rate"))
+                assert float(redis.get("sluicegate:{translate}:rate") or 0) > 1.0
+
+    run(scenario())
+
+
+def test_fifty_racing_clients_never_exceed_the_limit(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        limit = 100
+        clients = [Dispatcher(redis_server.url, QUEUE, max_waiting=limit) for _ in range(50)]
+        async with Worker(redis_server.url, QUEUE, gate, max_batch=1):
+            calls = [
+                asyncio.ensure_future(
+                    client.call_many(range(10), timeout=PATIENCE, return_errors=True)
+                )
+                for client in clients
+            ]
+            longest = 0
+            with redis_server.client as redis:
+                await wait_until(lambda: gate.batches)
+                while not gate.opened.is_set():
+                    longest = max(longest, redis.xlen("sluicegate:{translate}:tasks:0"))
+                    refused = sum(len(client._core._calls) for client in clients)
+                    if refused == limit:  # all others were refused
+                        gate.opened.set()
+                    await asyncio.sleep(0.001)
+            results = [one for call in calls for one in await call]
+            assert longest == limit
+            errors = [one for one in results if isinstance(one, Busy)]
+            assert len(results) - len(errors) == limit == len(gate.items)
+            assert {error.limit for error in errors} == {limit}
+            for client in clients:
+                await client.close()
+
+    run(scenario())
+
+
+def test_a_repeated_idempotency_key_is_refused(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, double), client:
+            assert await client.call(1, timeout=PATIENCE, idempotency_key="order 7") == 2
+            with pytest.raises(Duplicate, match="order 7"):
+                await client.call(1, timeout=PATIENCE, idempotency_key="order 7")
+            assert await client.call(1, timeout=PATIENCE, idempotency_key="order 8") == 2
+
+    run(scenario())
+
+
+def fail_on_odd(items: list[int]) -> list[Any]:
+    if any(item % 2 for item in items):
+        raise ValueError(f"odd: {items}")
+    return items
+
+
+def test_an_error_of_the_handler_reaches_all_callers_of_its_batch(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, fail_on_odd), client:
+            with pytest.raises(HandlerFailed) as caught:
+                await client.call(1, timeout=PATIENCE)
+            assert caught.value.message == "ValueError: odd: [1]"
+            assert caught.value.traceback == ""
+
+    run(scenario())
+
+
+def test_isolate_fails_only_the_bad_items_of_a_batch(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        worker = Worker(
+            redis_server.url, QUEUE, fail_on_odd, isolate=True, tracebacks=True, max_wait=0.2
+        )
+        async with worker, client:
+            results = await client.call_many(range(6), timeout=PATIENCE, return_errors=True)
+            assert results[::2] == [0, 2, 4]
+            assert [error.message for error in results[1::2]] == [
+                f"ValueError: odd: [{item}]" for item in (1, 3, 5)
+            ]
+            assert "fail_on_odd" in results[1].traceback
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (lambda items: items[1:], "got 0 results for 1 items"),
+        (lambda items: 5, "must return a list of 1 results, got int"),
+        (lambda items: [object()], "the result cannot be encoded"),
+        (lambda items: ["x" * 3000], "bytes, the limit is 2000"),
+        (lambda items: [KeyError("none such")], "KeyError: 'none such'"),
+    ],
+)
+def test_results_that_cannot_be_used_fail_with_a_reason(
+    redis_server: RedisServer, handler: Callable[[Any], Any], message: str
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, handler, max_payload=2000), client:
+            with pytest.raises(HandlerFailed, match=message):
+                await client.call(1, timeout=PATIENCE)
+
+    run(scenario())
+
+
+def test_data_that_cannot_be_sent_fails_at_the_caller(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with Dispatcher(redis_server.url, QUEUE) as client:
+            with pytest.raises(TypeError, match="object"):
+                client.submit(object(), timeout=1)
+            with pytest.raises(ValueError, match="the limit is 1048576"):
+                client.submit("x" * 1_048_577, timeout=1)
+            for timeout in (0, -1, float("nan"), float("inf")):
+                with pytest.raises(ValueError, match="timeout"):
+                    client.submit(1, timeout=timeout)
+            with pytest.raises(ValueError, match="priority must be -1, 0 or 1, got 2"):
+                client.submit(1, timeout=1, priority=2)
+
+    run(scenario())
+
+
+def test_a_call_times_out_at_its_deadline_and_is_taken_out_of_the_queue(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, gate, max_batch=1), client:
+            first = client.submit("first", timeout=PATIENCE)
+            await wait_until(lambda: gate.batches)
+            began = time.monotonic()
+            with pytest.raises(TimedOut) as caught:
+                await client.call("second", timeout=0.2)
+            assert time.monotonic() - began >= 0.2
+            assert caught.value.waited + caught.value.ran >= 0.199
+            with redis_server.client as redis:
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:0") == 1)
+            gate.opened.set()
+            assert await first == "first"
+            assert await client.call("third", timeout=PATIENCE) == "third"
+            assert gate.items == ["first", "third"]
+
+    run(scenario())
+
+
+def test_a_cancelled_call_is_not_run(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE)
+        worker = Worker(redis_server.url, QUEUE, gate, max_batch=2)
+        async with worker, client:
+            first = client.submit("first", timeout=PATIENCE)
+            await wait_until(lambda: gate.batches)
+            calls = [client.submit(item, timeout=PATIENCE) for item in range(4)]
+            with redis_server.client as redis:
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:0") == 5)
+                for call in calls[::2]:
+                    call.cancel()
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:0") == 3)
+            gate.opened.set()
+            await asyncio.gather(first, *calls[1::2])
+            assert gate.items == ["first", 1, 3]
+
+    run(scenario())
+
+
+def test_a_task_cancelled_in_the_pool_of_a_worker_is_not_run(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE)
+        worker = Worker(redis_server.url, QUEUE, gate, max_wait=3600.0)
+        async with worker, client:  # max_wait keeps both in the pool
+            call = client.submit("cancelled", timeout=PATIENCE)
+            core = worker.cores[QUEUE]
+            await wait_until(lambda: core.pooled == 1)
+            call.cancel()
+            await wait_until(lambda: core.pooled == 0)
+            assert gate.items == []
+            assert core.held == 0
+
+    run(scenario())
+
+
+def test_what_would_finish_late_is_not_begun(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate(is_open=True)
+        client = Dispatcher(redis_server.url, QUEUE)
+        worker = Worker(redis_server.url, QUEUE, gate)
+        async with worker, client:
+            core = worker.cores[QUEUE]
+            for _ in range(50):
+                core.time.observe(1, 2 * PATIENCE)
+            core._last_run = float("inf")
+            with pytest.raises(TimedOut) as caught:
+                await client.call(1, timeout=PATIENCE)
+            assert caught.value.ran == 0.0
+            assert gate.items == []
+            assert core.stats.tasks["hopeless"] == 1
+
+    run(scenario())
+
+
+def test_a_stopping_worker_finishes_its_batch_and_gives_back_the_rest(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE)
+        first = Worker(redis_server.url, QUEUE, gate, max_batch=1, lease=PATIENCE)
+        await first.start()
+        async with client:
+            calls = [client.submit(item, timeout=PATIENCE) for item in range(5)]
+            await wait_until(lambda: gate.batches)
+            with redis_server.client as redis:
+                group = ("sluicegate:{translate}:tasks:0", "workers")
+                await wait_until(lambda: redis.xpending(*group)["pending"] >= 1)
+                stopping = asyncio.create_task(first.stop(PATIENCE))
+                async with Worker(redis_server.url, QUEUE, double):
+                    await asyncio.sleep(0)
+                    gate.opened.set()
+                    await stopping
+                    assert sorted(await asyncio.gather(*calls)) == [0, 2, 4, 6, 8]
+                assert len(gate.items) == 1
+                assert redis.xinfo_consumers(*group) in ([], [{**REST, "name": "returned"}])
+
+    run(scenario())
+
+
+REST = {"pending": 0, "idle": pytest.approx(0, abs=1e9)}
+
+
+def test_one_worker_serves_several_queues(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        clients = [Dispatcher(redis_server.url, name) for name in ("a", "b{}")]
+        async with Worker(redis_server.url, ["a", "b{}"], double):
+            calls = [client.call_many(range(20), timeout=PATIENCE) for client in clients]
+            assert await asyncio.gather(*calls) == [[2 * item for item in range(20)]] * 2
+            for client in clients:
+                await client.close()
+
+    run(scenario())
+
+
+def test_drain_refuses_new_requests_and_finishes_the_old(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        admin = QueueAdmin(redis_server.url, QUEUE)
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, gate) as worker, client:
+            call = client.submit(1, timeout=PATIENCE)
+            await wait_until(lambda: gate.batches)
+            await admin.drain(3600)
+            with pytest.raises(Busy):
+                await client.call(2, timeout=PATIENCE)
+            status = await admin.status()
+            assert status.is_draining
+            assert status.workers == [worker.name]
+            assert status.running == {1: 0, 0: 1, -1: 0}
+            gate.opened.set()
+            assert await call == 1
+            await admin.resume()
+            assert await client.call(2, timeout=PATIENCE) == 2
+            assert sum((await admin.status()).waiting.values()) == 0
+        await admin.close()
+
+    run(scenario())
+
+
+def test_a_malformed_request_goes_to_the_dead_list_with_its_reason(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        admin = QueueAdmin(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, double):
+            with redis_server.client as redis:
+                redis.xadd("sluicegate:{translate}:tasks:0", {"request": '{"timeout": 1}'})
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:dead") == 1)
+                assert redis.xlen("sluicegate:{translate}:tasks:0") == 0
+            (dead,) = await admin.dead()
+            assert "invalid request" in dead.reason
+            assert dead.priority == 0
+        assert await admin.retry() == 1
+        assert (await admin.status()).waiting[0] == 1
+        await admin.close()
+
+    run(scenario())
+
+
+def test_nothing_is_left_behind(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, double), client:
+            await client.call_many(range(100), timeout=PATIENCE)
+        with redis_server.client as redis:
+            kept = {key for key in redis.scan_iter() if redis.ttl(key) == -1}
+            assert kept == {f"sluicegate:{{translate}}:tasks:{one}" for one in (1, 0, -1)}
+            assert [redis.xlen(key) for key in kept] == [0, 0, 0]
+
+    run(scenario())
+
+
+def test_calls_fail_in_time_while_redis_is_dead_and_work_again_after(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE, timeout=PATIENCE)
+        worker = Worker(redis_server.url, QUEUE, double, lease=1.0)
+        async with worker, client:
+            assert await client.call(1, timeout=PATIENCE) == 2
+            redis_server.kill()
+            with pytest.raises(Unavailable):
+                await client.call(1, timeout=0.5)
+            redis_server.start()
+
+            end = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    assert await client.call(3, timeout=1.0) == 6
+                    break
+                except (NoWorkers, Unavailable, TimedOut):  # until the worker has come back
+                    assert time.monotonic() < end
+                    await asyncio.sleep(0.02)
+
+    run(scenario())
+
+
+@contextmanager
+def worker_thread(redis_server: RedisServer) -> Iterator[None]:
+    """A worker on an event loop of its own."""
+    started, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with Worker(redis_server.url, QUEUE, double):
+            started.set()
+            await asyncio.to_thread(stop.wait, 2 * PATIENCE)
+
+    thread = start_thread(lambda: asyncio.run(serve()))
+    assert started.wait(PATIENCE)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_threads_share_a_sync_dispatcher(redis_server: RedisServer) -> None:
+    with worker_thread(redis_server), SyncDispatcher(redis_server.url, QUEUE) as client:
+        seen: list[Any] = []
+
+        def call() -> None:
+            for item in range(20):
+                seen.append(client.call(item, timeout=PATIENCE))  # noqa: PERF401
+
+        run_in_threads([call] * 8)
+        assert sorted(seen) == sorted([2 * item for item in range(20)] * 8)
+        assert client.call_many([1, 2], timeout=PATIENCE) == [2, 4]
+        assert client.submit(4, timeout=PATIENCE).result(PATIENCE) == 8
+        with pytest.raises(TypeError):
+            client.call(object(), timeout=1)
+
+
+def test_a_sync_dispatcher_works_on_after_a_fork(
+    redis_server: RedisServer, children: Children
+) -> None:
+    with worker_thread(redis_server), SyncDispatcher(redis_server.url, QUEUE) as client:
+        assert client.call(1, timeout=PATIENCE) == 2
+        parent = os.getpid()
+
+        def child() -> None:
+            assert os.getpid() != parent
+            assert client.call_many(range(10), timeout=PATIENCE) == [2 * n for n in range(10)]
+            client.close()
+
+        for _ in range(2):
+            children.start(child)
+        assert client.call_many(range(10), timeout=PATIENCE) == [2 * n for n in range(10)]
+        children.join()
+        assert client.call(5, timeout=PATIENCE) == 10

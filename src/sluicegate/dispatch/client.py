@@ -80,6 +80,8 @@ class Dispatcher:
         self._ids = Snowflake()
         self._pid = 0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._reading: asyncio.Task[None]
+        self._orphans: list[asyncio.Task[None]] = []
 
     @property
     def queue(self) -> str:
@@ -199,6 +201,9 @@ class Dispatcher:
             return
         if self._loop is not None and self._pid == os.getpid() and not self._loop.is_closed():
             raise RuntimeError("a Dispatcher belongs to one event loop; make one for each")
+        if self._loop is not None and self._pid:
+            # In a forked child: the parent's tasks must not be collected, which warns of them.
+            self._orphans += [self._reading, *self._tasks]
         self._pid = os.getpid()
         self._loop = loop
         self.name = f"{socket.gethostname()}-{self._pid}-{secrets.token_hex(4)}"

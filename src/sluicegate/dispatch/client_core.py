@@ -159,7 +159,8 @@ class ClientCore(Generic[_Waiter]):
             if unavailable is not None:
                 outcomes.append(self._end(call, error=_copy(unavailable)))
             elif call.id is None:
-                outcomes.append(self._end(call, error=self._timed_out(call, now, 0.0)))
+                late = Unavailable(f"Redis did not accept a request to {self.queue!r} in time")
+                outcomes.append(self._end(call, error=late))
                 self._to_cancel.add(call.correlation_id)
             else:
                 self._expiring[call.correlation_id] = now + GRACE

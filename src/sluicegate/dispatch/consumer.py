@@ -24,7 +24,7 @@ from sluicegate.dispatch.wire import (
     decode_request,
     encode_response,
 )
-from sluicegate.dispatch.worker_core import WorkerCore
+from sluicegate.dispatch.worker_core import FETCH_AHEAD, WorkerCore
 from sluicegate.errors import ProtocolError, SluicegateError, reason_of
 from sluicegate.redis_client import AsyncRedisPool, BlockingReader, ErrorReply, pack
 
@@ -182,9 +182,9 @@ class Consumer:
         self._wakened.clear()
         next_free_at = self._slots.next_free_at()
         timer = None
-        if next_free_at is not None and next_free_at > now:
+        if next_free_at is not None and next_free_at - now > FETCH_AHEAD:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(max(next_free_at - now - 0.04, 0.001), self._wakened.set)
+            timer = loop.call_later(next_free_at - now - FETCH_AHEAD, self._wakened.set)
         try:
             await self._wakened.wait()
         finally:
@@ -231,7 +231,7 @@ class Consumer:
 
     async def _reap(self) -> None:
         slots = self._slots
-        room = self.core.wanted(self.now(), slots.free, slots.next_free_at())
+        room = self.core.reapable(self.now(), slots.free, slots.next_free_at())
         if not room:
             return
         claimed = await self._scripts.reap(self._worker, self.core.lease, room, self._beat_every)
@@ -268,7 +268,8 @@ class Consumer:
         pause = _RETRY_AFTER
         while True:
             try:
-                await self._scripts.finish([finishing for _, finishing in batch])
+                ended = await self._scripts.finish([finishing for _, finishing in batch])
+                self.core.stats.tasks["disowned"] += ended.count(0)
                 break
             except SluicegateError as error:
                 if isinstance(error, ErrorReply) and error.code == "NOGROUP":

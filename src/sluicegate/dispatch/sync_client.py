@@ -29,6 +29,7 @@ class SyncDispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
+        self._orphans: list[Dispatcher] = []
 
     @property
     def queue(self) -> str:
@@ -103,6 +104,7 @@ class SyncDispatcher:
             # The parent's thread is not here, and the lock may have been held by it.
             self._lock = threading.Lock()
             self._loop = None
+            self._orphans.append(self._dispatcher)  # not collected: its tasks would warn
             self._dispatcher = Dispatcher(*self._arguments, **self._options)
             self._pid = os.getpid()
         loop = self._loop

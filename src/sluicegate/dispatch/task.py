@@ -6,7 +6,7 @@ from sluicegate.dispatch.keys import TaskId
 from sluicegate.dispatch.wire import Request
 from sluicegate.errors import ProtocolError
 
-__all__ = ["Ending", "Task", "id_time"]
+__all__ = ["Ending", "Task"]
 
 
 class Task:
@@ -24,6 +24,7 @@ class Task:
         "deliveries",
         "enqueued_at",
         "id",
+        "order",
         "renewed_at",
         "request",
         "size",
@@ -33,7 +34,9 @@ class Task:
         self.id = id
         self.deliveries = deliveries
         self.request = request
-        self.enqueued_at = id_time(id[1])
+        milliseconds, _, sequence = id[1].partition(b"-")
+        self.order = (id[0], int(milliseconds), int(sequence or 0))
+        self.enqueued_at = self.order[1] / 1000.0
         self.deadline = float("inf")
         if isinstance(request, Request):
             self.deadline = self.enqueued_at + request.timeout
@@ -42,6 +45,10 @@ class Task:
         self.data: Any = None
         self.size = 0.0
         self.cost = 1.0
+
+    def __lt__(self, other: "Task") -> bool:
+        """Whether it is served before another: more urgent, or older."""
+        return self.order < other.order
 
     def __repr__(self) -> str:
         return f"Task({self.id[1].decode()}, deadline={self.deadline:.3f})"
@@ -54,8 +61,3 @@ class Ending(NamedTuple):
     status: int
     data: Any
     reason: str = ""
-
-
-def id_time(id: bytes) -> float:
-    """When a stream entry was added, by its id: seconds of Redis's clock."""
-    return int(id.partition(b"-")[0]) / 1000.0

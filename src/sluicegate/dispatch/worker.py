@@ -23,7 +23,7 @@ from sluicegate.dispatch.consumer import Consumer, Slots
 from sluicegate.dispatch.handler import Handler, Outcome
 from sluicegate.dispatch.keys import QueueKeys
 from sluicegate.dispatch.task import Ending, Task
-from sluicegate.dispatch.wire import DEFAULT_MAX_PAYLOAD, FAILED, Request, decode_data
+from sluicegate.dispatch.wire import DEFAULT_MAX_PAYLOAD, FAILED, OK, Request, decode_data
 from sluicegate.dispatch.worker_core import Batch, WorkerCore
 from sluicegate.errors import ProtocolError
 from sluicegate.redis_client import AsyncRedisPool
@@ -228,6 +228,9 @@ class Worker:
                 self._executor = self._make_executor()
             data = {"error": f"the handler's process failed: {type(error).__name__}: {error}"}
             outcomes = [(FAILED, data)] * len(batch.tasks)
+        answered = sum(status == OK for status, _ in outcomes)
+        consumer.core.stats.tasks["answered"] += answered
+        consumer.core.stats.tasks["failed"] += len(outcomes) - answered
         consumer.finish(
             [
                 Ending(task, status, data)

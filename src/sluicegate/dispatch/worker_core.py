@@ -8,7 +8,8 @@ runs, or ended and not confirmed. Its lease is renewed for as long, and should t
 to this worker once more, it is not run once more.
 
 **Fetching.** An idle worker fetches one batch. A busy one fetches the next when the running one is
-about to end, not earlier: until then another worker may become idle.
+about to end, not earlier: until then another worker may become idle. Nor does it fetch in the last
+millisecond: the answers would wait behind that, and the next batch be smaller.
 
 **Dropping.** A task whose batch would probably end after its deadline (now + 1.3 times the
 estimate) is answered at once that it has timed out: to run it would make those behind it late, too.
@@ -18,19 +19,20 @@ while, a single task is tried whatever the estimate says.
 """
 
 from bisect import insort
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from sluicegate.dispatch.batcher import Batcher
 from sluicegate.dispatch.estimate import BatchTime
 from sluicegate.dispatch.keys import TaskId
+from sluicegate.dispatch.stats import WorkerStats
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import FAILED, TIMED_OUT, Request, decode_data
 from sluicegate.errors import ProtocolError
 
 __all__ = ["Batch", "WorkerCore"]
 
-FETCH_AHEAD = 0.05  # seconds before the end of a batch at which the next is fetched
+FETCH_AHEAD = 0.05  # seconds before the end of a batch at which the next may be fetched
+_LEAST_AHEAD = 0.001
 _MARGIN = 1.3  # by how much batches may take longer than estimated
 _TRY_EVERY = 1.0  # seconds without a batch after which one is tried whatever the estimate says
 
@@ -52,7 +54,7 @@ class WorkerCore:
         self.lease = lease
         self.max_deliveries = max_deliveries
         self.time = BatchTime()
-        self.counts: Counter[str] = Counter()  # what became of tasks, for status and metrics
+        self.stats = WorkerStats()
         self._pool: list[Task] = []  # in the order in which they are served
         self._held: dict[TaskId, Task] = {}
         self._last_run = float("-inf")
@@ -69,9 +71,20 @@ class WorkerCore:
 
     def wanted(self, now: float, free: int, next_free_at: float | None) -> int:
         """How many tasks to fetch. `free`: batches that could begin now; else when one could."""
-        if not free and (next_free_at is None or next_free_at - now > FETCH_AHEAD):
+        if not free and (
+            next_free_at is None or not _LEAST_AHEAD <= next_free_at - now <= FETCH_AHEAD
+        ):
             return 0
         return max(self.batcher.pool_size - len(self._pool), 0)
+
+    def reapable(self, now: float, free: int, next_free_at: float | None) -> int:
+        """How many tasks of others to take over, though the pool may be full.
+
+        They are the oldest: under load they would wait for ever if only the idle took them.
+        """
+        if not free and (next_free_at is None or next_free_at - now > self.lease / 2):
+            return 0
+        return max(2 * self.batcher.pool_size - len(self._pool), 0)
 
     def add(self, now: float, tasks: Iterable[Task], begins_at: float) -> list[Ending]:
         """Tasks were delivered. Returns those that end at once.
@@ -86,7 +99,7 @@ class WorkerCore:
             self._held[task.id] = task
             ending = self._refuse(now, task, begins_at)
             if ending is None:
-                insort(self._pool, task, key=_order)
+                insort(self._pool, task)
             else:
                 endings.append(ending)
         return endings
@@ -114,7 +127,9 @@ class WorkerCore:
     def end_batch(self, now: float, batch: Batch) -> None:
         """A batch has run."""
         self._last_run = now
-        self.time.observe(self.batcher.load(batch.tasks), now - batch.began_at)
+        seconds = max(now - batch.began_at, 0.0)
+        self.time.observe(self.batcher.load(batch.tasks), seconds)
+        self.stats.run_seconds.observe(seconds)
 
     def confirm(self, tasks: Iterable[Task]) -> None:
         """Redis has confirmed the end of tasks, or does not count them as ours any more."""
@@ -123,11 +138,11 @@ class WorkerCore:
 
     def cancel(self, ids: Iterable[TaskId]) -> list[Task]:
         """Nobody waits for these tasks any more. Returns those that would have run."""
-        gone = [task for id in ids if (task := self._held.get(id)) in self._pool]
-        pooled = [task for task in gone if task is not None]
+        cancelled = set(ids)
+        pooled = [task for task in self._pool if task.id in cancelled]
         self._remove(pooled)
         self.confirm(pooled)
-        self.counts["cancelled"] += len(pooled)
+        self.stats.tasks["cancelled"] += len(pooled)
         return pooled
 
     def due_renewals(self, now: float) -> list[Task]:
@@ -154,8 +169,9 @@ class WorkerCore:
 
     def _begin(self, now: float, tasks: list[Task]) -> Batch:
         self._last_run = now
-        self.counts["batches"] += 1
-        self.counts["started"] += len(tasks)
+        self.stats.batch_sizes.observe(len(tasks))
+        for task in tasks:
+            self.stats.wait_seconds.observe(max(now - task.enqueued_at, 0.0))
         ends_at = None
         if self.time.is_known:
             ends_at = now + self.time.estimate(self.batcher.load(tasks))
@@ -164,7 +180,7 @@ class WorkerCore:
     def _refuse(self, now: float, task: Task, begins_at: float) -> Ending | None:
         """How a new task ends at once, if it does."""
         if task.deliveries > 1:
-            self.counts["redelivered"] += 1
+            self.stats.tasks["redelivered"] += 1
         if not isinstance(task.request, Request):
             return self._bury(task, str(task.request))
         if task.deliveries > self.max_deliveries:
@@ -179,7 +195,7 @@ class WorkerCore:
             except ProtocolError as error:
                 return self._bury(task, str(error))
             except Exception as error:  # noqa: BLE001  size and cost are the user's functions
-                self.counts["failed"] += 1
+                self.stats.tasks["failed"] += 1
                 return Ending(task, FAILED, {"error": f"{type(error).__name__}: {error}"})
         batch = min(len(self._pool) + 1, self.batcher.max_batch)
         load = float(batch) if self.batcher.cost is None else task.cost
@@ -195,13 +211,12 @@ class WorkerCore:
         return [task for task in tasks if task.deadline < ends_at or task.deadline <= now]
 
     def _drop(self, now: float, task: Task) -> Ending:
-        is_late = task.deadline <= now
-        self.counts["dropped_late" if is_late else "dropped_hopeless"] += 1
+        self.stats.tasks["late" if task.deadline <= now else "hopeless"] += 1
         waited = max(now - task.enqueued_at, 0.0)
         return Ending(task, TIMED_OUT, {"waited": waited, "ran": 0.0})
 
     def _bury(self, task: Task, reason: str) -> Ending:
-        self.counts["buried"] += 1
+        self.stats.tasks["buried"] += 1
         return Ending(task, FAILED, {"error": reason}, reason)
 
     def _mean_cost(self) -> float:
@@ -218,8 +233,3 @@ class WorkerCore:
 
     def __repr__(self) -> str:
         return f"WorkerCore(pooled={self.pooled}, held={self.held}, time={self.time!r})"
-
-
-def _order(task: Task) -> tuple[int, float, int]:
-    stream, id = task.id
-    return stream, task.enqueued_at, int(id.partition(b"-")[2] or 0)

@@ -48,10 +48,9 @@ def pack(*words: bytes | str | int | float) -> bytes:
     """One command as it goes over the wire."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
-        if isinstance(word, float):
-            word = repr(word)
-        text = word if isinstance(word, bytes) else str(word).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(text), text))
+        if not isinstance(word, bytes):
+            word = (repr(word) if isinstance(word, float) else str(word)).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(word), word))
     return b"".join(parts)
 
 

@@ -9,7 +9,7 @@
 -- Each client is sent one entry, with one field `response` for each of its tasks.
 local streams = tonumber(ARGV[1])
 local group = ARGV[2]
-local ended, replies, order = {}, {}, {}
+local ended, deleted, replies, order = {}, {}, {}, {}
 
 for place = 6, #ARGV, 5 do
   local stream, id = KEYS[tonumber(ARGV[place])], ARGV[place + 1]
@@ -23,7 +23,8 @@ for place = 6, #ARGV, 5 do
           'reason', reason, 'stream', stream, 'id', id, unpack(found[2]))
       end
     end
-    redis.call('XDEL', stream, id)
+    deleted[stream] = deleted[stream] or {}
+    table.insert(deleted[stream], id)
     local reply_to = tonumber(ARGV[place + 2])
     if reply_to > 0 then
       local fields = replies[reply_to]
@@ -39,6 +40,9 @@ for place = 6, #ARGV, 5 do
   ended[#ended + 1] = is_ours
 end
 
+for stream, ids in pairs(deleted) do
+  redis.call('XDEL', stream, unpack(ids))
+end
 for _, reply_to in ipairs(order) do
   local key = KEYS[reply_to]
   redis.call('XADD', key, 'MAXLEN', '~', ARGV[4], '*', unpack(replies[reply_to]))

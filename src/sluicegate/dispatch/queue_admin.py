@@ -1,0 +1,128 @@
+"""`QueueAdmin`: looks at a queue from outside, and does what an operator does to it."""
+
+from time import monotonic
+from typing import Any, NamedTuple
+
+from sluicegate._validate import check_positive, check_whole
+from sluicegate.dispatch.keys import GROUP, PRIORITIES, QueueKeys
+from sluicegate.dispatch.scripts import QueueScripts
+from sluicegate.dispatch.wire import Request, decode_request
+from sluicegate.errors import ProtocolError
+from sluicegate.redis_client import AsyncRedisPool, ErrorReply, pack
+
+__all__ = ["DeadRequest", "QueueAdmin", "QueueStatus"]
+
+
+class QueueStatus(NamedTuple):
+    """`waiting` and `running` are by priority; `rate` is in requests per second, if known.
+
+    `running` are requests that a worker has taken, some of which may still wait there.
+    """
+
+    waiting: dict[int, int]
+    running: dict[int, int]
+    workers: list[str]
+    rate: float | None
+    dead: int
+    is_draining: bool
+
+
+class DeadRequest(NamedTuple):
+    """A request that was given up; `request` is an error if it cannot be read."""
+
+    id: str
+    reason: str
+    priority: int
+    request: Request | ProtocolError
+
+
+class QueueAdmin:
+    """One queue. `timeout`: seconds for one exchange with Redis."""
+
+    def __init__(
+        self, url: str, queue: str, *, timeout: float = 2.0, prefix: str = "sluicegate:"
+    ) -> None:
+        self._keys = QueueKeys(queue, prefix)
+        self._timeout = check_positive("timeout", timeout)
+        self._pool = AsyncRedisPool(url, timeout)
+        self._scripts = QueueScripts(self._pool, self._keys, timeout)
+
+    async def status(self) -> QueueStatus:
+        keys = self._keys
+        commands = [pack("XLEN", key) for key in keys.tasks]
+        commands += [pack("XPENDING", key, GROUP) for key in keys.tasks]
+        commands += [
+            pack("TIME"),
+            pack("ZRANGE", keys.workers, 0, -1, "WITHSCORES"),
+            pack("GET", keys.rate),
+            pack("XLEN", keys.dead),
+            pack("EXISTS", keys.draining),
+        ]
+        replies = await self._exchange(commands)
+        count = len(keys.tasks)
+        lengths, pendings = replies[:count], replies[count : 2 * count]
+        running = [0 if isinstance(one, ErrorReply) else int(one[0]) for one in pendings]
+        time, workers, rate, dead, draining = replies[2 * count :]
+        now = int(time[0]) * 1000
+        alive = zip(workers[::2], workers[1::2], strict=True)
+        return QueueStatus(
+            waiting={
+                priority: length - run
+                for priority, length, run in zip(PRIORITIES, lengths, running, strict=True)
+            },
+            running=dict(zip(PRIORITIES, running, strict=True)),
+            workers=sorted(name.decode() for name, until in alive if float(until) > now),
+            rate=None if rate is None else float(rate),
+            dead=dead,
+            is_draining=bool(draining),
+        )
+
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests for this long; those in the queue are finished."""
+        milliseconds = round(check_positive("seconds", seconds) * 1000)
+        await self._exchange([pack("SET", self._keys.draining, 1, "PX", max(milliseconds, 1))])
+
+    async def resume(self) -> None:
+        """Accept requests again."""
+        await self._exchange([pack("DEL", self._keys.draining)])
+
+    async def dead(self, most: int = 100) -> list[DeadRequest]:
+        """The oldest requests of the dead list."""
+        check_whole("most", most, 1)
+        (entries,) = await self._exchange(
+            [pack("XRANGE", self._keys.dead, "-", "+", "COUNT", most)]
+        )
+        return [self._read_dead(id, fields) for id, fields in entries]
+
+    async def retry(self, most: int = 100) -> int:
+        """Put the oldest requests of the dead list back into the queue; how many.
+
+        Nobody may wait for their responses any more.
+        """
+        return await self._scripts.retry(check_whole("most", most, 1))
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    def _read_dead(self, id: bytes, fields: list[bytes]) -> DeadRequest:
+        values = dict(zip(fields[::2], fields[1::2], strict=True))
+        stream = values.get(b"stream", b"")
+        places = [place for place, key in enumerate(self._keys.tasks) if key == stream]
+        try:
+            request: Request | ProtocolError = decode_request(values.get(b"request", b""))
+        except ProtocolError as error:
+            request = error
+        reason = values.get(b"reason", b"").decode(errors="replace")
+        return DeadRequest(id.decode(), reason, PRIORITIES[places[0]] if places else 0, request)
+
+    async def _exchange(self, commands: list[bytes]) -> list[Any]:
+        deadline = monotonic() + self._timeout
+        payload = b"".join(commands)
+        replies = await self._pool.exchange(self._keys.dead, payload, len(commands), deadline)
+        for reply in replies:
+            if isinstance(reply, ErrorReply) and reply.code not in ("NOGROUP", "ERR"):
+                raise reply
+        return replies
+
+    def __repr__(self) -> str:
+        return f"QueueAdmin({self._keys.queue!r}, address={self._pool.address!r})"

@@ -8,7 +8,7 @@ again until Redis confirms them. Whatever fails is tried again: workers come bac
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -33,6 +33,7 @@ __all__ = ["Consumer"]
 _BLOCK = 2.0  # seconds for which a read waits in Redis
 _RETRY_AFTER = 0.1  # seconds, doubled by each failure in a row up to
 _LONGEST_RETRY = 2.0
+_MOST_REFILLS = 100  # fetches before a batch begins
 _MOST_ENDINGS = 512  # of one call, and at most
 _MOST_BYTES = 4 * 1024 * 1024
 
@@ -80,6 +81,7 @@ class Consumer:
         self._scripts = QueueScripts(pool, keys, timeout)
         self._fetcher = BlockingReader(pool, keys.tasks[0], timeout)
         self._listener = BlockingReader(pool, keys.tasks[0], timeout)
+        self._places = {key: place for place, key in enumerate(keys.tasks)}
         self._beat_every = min(core.lease / 4, 1.0)
         self._wakened = asyncio.Event()
         self._is_stopping = False
@@ -157,25 +159,36 @@ class Consumer:
                 log.debug("queue %s: %s", self.keys.queue, error)
 
     async def _fetch(self) -> None:
-        start: list[bytes | str | int] = [
-            *("XREADGROUP", "GROUP", GROUP, self._worker, "BLOCK", int(_BLOCK * 1000), "COUNT"),
-        ]
-        end: list[bytes | str] = ["STREAMS", *self.keys.tasks, *[">"] * len(self.keys.tasks)]
-        streams = {key: place for place, key in enumerate(self.keys.tasks)}
+        refills = 0  # fetches in a row that were full of tasks that had to be dropped
         while True:
             now = self.now()
             slots = self._slots
             wanted = self.core.wanted(now, slots.free, slots.next_free_at())
             if not wanted:
+                refills = 0
                 await self._wait(now)
                 continue
-            reply = await self._fetcher.read(pack(*start, wanted, *end), _BLOCK)
-            if reply:
-                self._receive(
-                    Task((streams[key], id), 1, _decode(fields))
-                    for key, entries in reply
-                    for id, fields in entries
-                )
+            tasks = await self._read_tasks(wanted, is_blocking=not refills)
+            has_dropped = self._add(tasks)
+            if has_dropped and len(tasks) >= wanted and refills < _MOST_REFILLS:
+                refills += 1  # more are waiting: a batch of what is left would be small
+                continue
+            if tasks or refills:
+                refills = 0
+                self._on_tasks()
+
+    async def _read_tasks(self, count: int, *, is_blocking: bool) -> list[Task]:
+        words: list[bytes | str | int] = ["XREADGROUP", "GROUP", GROUP, self._worker]
+        words += ["COUNT", count]
+        if is_blocking:
+            words += ["BLOCK", int(_BLOCK * 1000)]
+        words += ["STREAMS", *self.keys.tasks, *[">"] * len(self.keys.tasks)]
+        reply = await self._fetcher.read(pack(*words), _BLOCK)
+        return [
+            Task((self._places[key], id), 1, _decode(fields))
+            for key, entries in reply or ()
+            for id, fields in entries
+        ]
 
     async def _wait(self, now: float) -> None:
         """Until tasks may be wanted again."""
@@ -235,15 +248,22 @@ class Consumer:
         if not room:
             return
         claimed = await self._scripts.reap(self._worker, self.core.lease, room, self._beat_every)
-        self._receive(
-            Task(one.task, one.deliveries, _decode([b"request", one.payload])) for one in claimed
-        )
+        if claimed:
+            self._add(
+                [
+                    Task(one.task, one.deliveries, _decode([b"request", one.payload]))
+                    for one in claimed
+                ]
+            )
+            self._on_tasks()
 
-    def _receive(self, tasks: Iterable[Task]) -> None:
+    def _add(self, tasks: list[Task]) -> bool:
+        """Give tasks to the core; whether some ended at once."""
         now = self.now()
         begins_at = now if self._slots.free else (self._slots.next_free_at() or now)
-        self.finish(self.core.add(now, tasks, begins_at))
-        self._on_tasks()
+        endings = self.core.add(now, tasks, begins_at)
+        self.finish(endings)
+        return bool(endings)
 
     def _flush(self) -> None:
         endings, self._outbox = self._outbox, []

@@ -86,18 +86,21 @@ class WorkerCore:
             return 0
         return max(2 * self.batcher.pool_size - len(self._pool), 0)
 
-    def add(self, now: float, tasks: Iterable[Task], begins_at: float) -> list[Ending]:
+    def add(self, now: float, tasks: Sequence[Task], begins_at: float) -> list[Ending]:
         """Tasks were delivered. Returns those that end at once.
 
         `begins_at`: when the next batch can begin.
         """
         endings = []
+        # As if all came into one batch: a task that only a smaller one could finish in time would
+        # be dropped when that one begins, and leave its place empty.
+        together = min(len(self._pool) + len(tasks), self.batcher.max_batch)
         for task in tasks:
             if task.id in self._held:
                 continue
             task.arrived_at = task.renewed_at = now
             self._held[task.id] = task
-            ending = self._refuse(now, task, begins_at)
+            ending = self._refuse(now, task, begins_at, together)
             if ending is None:
                 insort(self._pool, task)
             else:
@@ -177,8 +180,8 @@ class WorkerCore:
             ends_at = now + self.time.estimate(self.batcher.load(tasks))
         return Batch(tasks, now, ends_at)
 
-    def _refuse(self, now: float, task: Task, begins_at: float) -> Ending | None:
-        """How a new task ends at once, if it does."""
+    def _refuse(self, now: float, task: Task, begins_at: float, together: int) -> Ending | None:
+        """How a new task ends at once, if it does; `together`: the size of its batch."""
         if task.deliveries > 1:
             self.stats.tasks["redelivered"] += 1
         if not isinstance(task.request, Request):
@@ -197,8 +200,7 @@ class WorkerCore:
             except Exception as error:  # noqa: BLE001  size and cost are the user's functions
                 self.stats.tasks["failed"] += 1
                 return Ending(task, FAILED, {"error": f"{type(error).__name__}: {error}"})
-        batch = min(len(self._pool) + 1, self.batcher.max_batch)
-        load = float(batch) if self.batcher.cost is None else task.cost
+        load = float(together) if self.batcher.cost is None else task.cost
         ends_at = max(now, begins_at) + _MARGIN * self.time.estimate(load)
         is_hopeless = task.deadline <= now or (
             task.deadline < ends_at and now - self._last_run < _TRY_EVERY

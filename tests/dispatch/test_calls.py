@@ -1,6 +1,7 @@
 """Calls from end to end: a real Redis, a worker and a client in one process."""
 
 import asyncio
+import json
 import os
 import threading
 import time
@@ -500,6 +501,53 @@ def test_a_malformed_request_goes_to_the_dead_list_with_its_reason(
         assert await admin.retry() == 1
         assert (await admin.status()).waiting[0] == 1
         await admin.close()
+
+    run(scenario())
+
+
+def test_a_program_in_another_language_needs_only_commands_of_redis(
+    redis_server: RedisServer,
+) -> None:
+    """As docs/dispatch.md shows it with redis-cli."""
+
+    async def scenario() -> None:
+        request = {
+            "content_type": "json",
+            "reply_to": "sluicegate:{translate}:replies:me",
+            "correlation_id": "1",
+            "timeout": PATIENCE,
+            "data": "Guten Tag",
+        }
+        stranger = {**request, "reply_to": "somebody:else", "correlation_id": "2"}
+        async with Worker(redis_server.url, QUEUE, double):
+            with redis_server.client as redis:
+                for one in (stranger, request):
+                    redis.xadd("sluicegate:{translate}:tasks:0", {"request": json.dumps(one)})
+                replies = "sluicegate:{translate}:replies:me"
+                await wait_until(lambda: redis.exists(replies))
+                ((_, entry),) = redis.xrange(replies)
+                expected = {"correlation_id": "1", "status": 0, "data": "Guten TagGuten Tag"}
+                assert json.loads(entry["response"]) == expected
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:0") == 0)
+                assert not redis.exists("somebody:else")  # only reply streams of the queue
+
+    run(scenario())
+
+
+def test_memory_is_flat_after_many_requests(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE, max_waiting=10_000)
+        async with Worker(redis_server.url, QUEUE, double, max_batch=256), client:
+            sizes = []
+            with redis_server.client as redis:
+                for _ in range(5):
+                    for _ in range(2):
+                        await client.call_many(["x" * 100] * 2000, timeout=PATIENCE)
+                    await client._trim(b"%d-0" % (2**63))  # what the client does each second
+                    sizes.append(redis.info("memory")["used_memory"])
+                entries = [redis.xlen(key) for key in redis.scan_iter("*tasks*")]
+                assert entries == [0, 0, 0]
+            assert max(sizes[1:]) < sizes[0] + 1_000_000, sizes  # of 2 MB that go through in each
 
     run(scenario())
 

@@ -337,7 +337,7 @@ class Dispatcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _complete(self, outcomes: Iterable[Outcome["asyncio.Future[Any]"]]) -> None:
+    def _complete(self, outcomes: Iterable[Outcome]) -> None:
         for future, result, error in outcomes:
             if future.done():
                 continue

@@ -53,19 +53,19 @@ class Call(Generic[_Waiter]):
         return None if self.id is None else (self.outgoing.stream, self.id)
 
 
-class Outcome(NamedTuple, Generic[_Waiter]):
+class Outcome(NamedTuple):
     """What a call's waiter is to be told: `error` if there is one, or else `result`."""
 
-    waiter: _Waiter
+    waiter: Any
     result: Any
     error: SluicegateError | None
 
 
-class Expired(NamedTuple, Generic[_Waiter]):
+class Expired(NamedTuple):
     """What to do after `expire`: complete some calls, and cancel others in Redis."""
 
-    outcomes: list[Outcome[_Waiter]]
-    cancel: list[Call[_Waiter]]
+    outcomes: list[Outcome]
+    cancel: list[Call[Any]]
 
 
 class ClientCore(Generic[_Waiter]):
@@ -100,7 +100,7 @@ class ClientCore(Generic[_Waiter]):
 
     def enqueued(
         self, calls: list[Call[_Waiter]], reply: Enqueued
-    ) -> tuple[list[Outcome[_Waiter]], list[Call[_Waiter]]]:
+    ) -> tuple[list[Outcome], list[Call[_Waiter]]]:
         """Redis has taken or refused calls. Returns refusals, and calls to cancel after all."""
         outcomes = []
         cancel = []
@@ -115,7 +115,7 @@ class ClientCore(Generic[_Waiter]):
                 outcomes.append(self._end(call, error=self._refusal(call, result, reply)))
         return outcomes, cancel
 
-    def failed(self, calls: list[Call[_Waiter]], error: SluicegateError) -> list[Outcome[_Waiter]]:
+    def failed(self, calls: list[Call[_Waiter]], error: SluicegateError) -> list[Outcome]:
         """Calls could not be sent, or it is not known whether they were."""
         outcomes = []
         for call in calls:
@@ -124,7 +124,7 @@ class ClientCore(Generic[_Waiter]):
             self._to_cancel.discard(call.correlation_id)
         return outcomes
 
-    def respond(self, response: Response) -> Outcome[_Waiter] | None:
+    def respond(self, response: Response) -> Outcome | None:
         """A response came; None if its call has ended."""
         call = self._calls.get(str(response.correlation_id))
         if call is None:
@@ -143,7 +143,7 @@ class ClientCore(Generic[_Waiter]):
             return False
         return True
 
-    def expire(self, now: float, unavailable: Unavailable | None) -> Expired[_Waiter]:
+    def expire(self, now: float, unavailable: Unavailable | None) -> Expired:
         """Deadlines have passed. `unavailable`: why no response can come, if so."""
         outcomes = []
         cancel = []
@@ -169,7 +169,7 @@ class ClientCore(Generic[_Waiter]):
 
     def cancelled(
         self, now: float, calls: list[Call[_Waiter]], reply: list[Cancelled]
-    ) -> list[Outcome[_Waiter]]:
+    ) -> list[Outcome]:
         """Redis has cancelled requests: those that it had ended before get their response."""
         outcomes = []
         for call, (where, had) in zip(calls, reply, strict=True):
@@ -177,13 +177,13 @@ class ClientCore(Generic[_Waiter]):
                 outcomes.append(self._end(call, error=self._timed_out(call, now, had)))
         return outcomes
 
-    def close(self, error: SluicegateError) -> list[Outcome[_Waiter]]:
+    def close(self, error: SluicegateError) -> list[Outcome]:
         """End all calls."""
         return [self._end(call, error=_copy(error)) for call in list(self._calls.values())]
 
     def _end(
         self, call: Call[_Waiter], result: Any = None, error: SluicegateError | None = None
-    ) -> Outcome[_Waiter]:
+    ) -> Outcome:
         del self._calls[call.correlation_id]
         self._expiring.pop(call.correlation_id, None)
         return Outcome(call.waiter, result, error)

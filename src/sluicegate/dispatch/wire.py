@@ -9,7 +9,8 @@ Data is what JSON can say, and bytes and dates besides in msgpack. What msgspec 
 (dataclasses, tuples, sets, enums) arrives as plain dicts and lists.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -44,15 +45,8 @@ MSGPACK = "msgpack"
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
 
 
-class _OutgoingRequest(msgspec.Struct, frozen=True):
-    content_type: str
-    reply_to: str
-    correlation_id: str
-    timeout: float
-    data: Any
-
-
-class Request(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Request:
     """A request as a worker reads it. `data` is still encoded, for it may never be needed."""
 
     content_type: str
@@ -60,12 +54,15 @@ class Request(msgspec.Struct, frozen=True):
     correlation_id: str | int
     timeout: float
     data: msgspec.Raw
+    __msgspec_cache__: ClassVar[Any]  # where msgspec keeps what it knows of the class
 
 
-class Response(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Response:
     correlation_id: str | int
     status: int
     data: Any = None
+    __msgspec_cache__: ClassVar[Any]
 
 
 _msgpack_encoder = msgspec.msgpack.Encoder()
@@ -89,7 +86,15 @@ def encode_request(
 ) -> bytes:
     """Raises `TypeError`, or another error of the data's own, if it cannot be encoded."""
     encoder = _json_encoder if content_type == JSON else _msgpack_encoder
-    return encoder.encode(_OutgoingRequest(content_type, reply_to, correlation_id, timeout, data))
+    return encoder.encode(
+        {
+            "content_type": content_type,
+            "reply_to": reply_to,
+            "correlation_id": correlation_id,
+            "timeout": timeout,
+            "data": data,
+        }
+    )
 
 
 def decode_request(payload: bytes) -> Request:

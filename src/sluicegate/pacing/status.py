@@ -1,16 +1,16 @@
 """The status of a node of a pacing cluster, as data and as Prometheus text."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from sluicegate._prometheus import Rows, family
 from sluicegate.pacing._counter import ClusterCounter
 from sluicegate.pacing._limiter import ClusterLimiter
 
 __all__ = ["ClusterStatus", "prometheus_text"]
 
 Labels = dict[str, str]
-Rows = Iterable[tuple[Labels, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +128,4 @@ def _last(counter: ClusterCounter, place: int) -> float:
 
 
 def _metric(name: str, kind: str, help_text: str, rows: Rows) -> list[str]:
-    name = f"sluicegate_pacing_{name}"
-    values = [f"{name}{_labels(labels)} {_number(value)}" for labels, value in rows]
-    return [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", *values] if values else []
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "+Inf" if value > 0.0 else "-Inf"
-    return f"{value:.17g}"
-
-
-def _labels(labels: Labels) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return family(f"sluicegate_pacing_{name}", kind, help_text, rows)

@@ -7,6 +7,7 @@ long the quota has been fresh or not, are known to the reporter only, and are em
 
 from dataclasses import dataclass, field
 
+from sluicegate._prometheus import Rows, family
 from sluicegate.quota.node.core._scan import count_states
 from sluicegate.quota.node.core._user_table import UserTable
 
@@ -17,8 +18,6 @@ __all__ = [
     "prometheus_text",
     "status_from_memory",
 ]
-
-_Rows = list[tuple[dict[str, str], float]]  # labels and a value
 
 
 @dataclass(slots=True)
@@ -106,18 +105,11 @@ def prometheus_text(status: EndNodeStatus) -> str:
     """The status in the text format of Prometheus."""
     lines: list[str] = []
 
-    def family(
-        name: str, kind: str, help_text: str, rows: list[tuple[dict[str, str], float]]
-    ) -> None:
-        if not rows:
-            return
-        name = f"sluicegate_node_{name}"
-        lines.append(f"# HELP {name} {help_text}")
-        lines.append(f"# TYPE {name} {kind}")
-        lines.extend(f"{name}{_labels(labels)} {value:.17g}" for labels, value in rows)
+    def add(name: str, kind: str, help_text: str, rows: Rows) -> None:
+        lines.extend(family(f"sluicegate_node_{name}", kind, help_text, rows))
 
     me = {"node": status.node_id}
-    family(
+    add(
         "reporting",
         "gauge",
         "1 in the worker that talks to the centrals",
@@ -126,32 +118,32 @@ def prometheus_text(status: EndNodeStatus) -> str:
     quota = status.quota
     if quota is not None:
         states = quota.total_seconds
-        family(
+        add(
             "quota_state",
             "gauge",
             "1 for the current state of the quota",
             [(me | {"state": state}, float(state == quota.state)) for state in states],
         )
-        family(
+        add(
             "quota_state_seconds_total",
             "counter",
             "Time the quota spent in each state",
             [(me | {"state": state}, seconds) for state, seconds in states.items()],
         )
-    family(
+    add(
         "leader_epoch",
         "gauge",
         "Epoch of the current leader, -1 if there is none",
         [(me, float(status.epoch))],
     )
     if status.quota_age is not None:
-        family(
+        add(
             "quota_age_slots",
             "gauge",
             "Age of the newest quota: 0 is fresh",
             [(me, float(status.quota_age))],
         )
-    family(
+    add(
         "users",
         "gauge",
         "Known users, by the state of their quota",
@@ -162,32 +154,32 @@ def prometheus_text(status: EndNodeStatus) -> str:
         ],
     )
     if status.is_reporting:  # of the whole host: in every worker's metrics they would add up
-        family(
+        add(
             "waits_total",
             "counter",
             "Requests that waited for credit from the leader",
             [(me, float(status.waits))],
         )
-        family(
+        add(
             "waited_seconds_total",
             "counter",
             "How long requests waited for credit, in sum",
             [(me, status.waited_seconds)],
         )
-    family(
+    add(
         "service_unlimited",
         "gauge",
         "1 for a service without limits at the leader",
         [(me | {"service": service}, 1.0) for service in status.unlimited],
     )
-    family(
+    add(
         "unacknowledged_lines",
         "gauge",
         "Report lines that a central has not acknowledged",
         [(me | {"central": central}, float(n)) for central, n in status.unacknowledged.items()],
     )
     for name, kind, help_text in _CONNECTION_METRICS:
-        family(
+        add(
             name,
             kind,
             help_text,
@@ -213,11 +205,3 @@ _ATTRIBUTES = {"connected": "is_connected"} | {
     for name, _, _ in _CONNECTION_METRICS
     if name.endswith("_total")
 }
-
-
-def _labels(labels: dict[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

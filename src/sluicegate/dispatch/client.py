@@ -11,14 +11,17 @@ import logging
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Any, Self
 
 from sluicegate._validate import check_positive, check_whole
 from sluicegate.dispatch.client_core import Call, ClientCore, Outcome
+from sluicegate.dispatch.errors import Busy, Duplicate, HandlerFailed, NoWorkers, TimedOut
 from sluicegate.dispatch.keys import QueueKeys, check_priority
 from sluicegate.dispatch.messages import Outgoing
+from sluicegate.dispatch.metrics import client_text
 from sluicegate.dispatch.scripts import QueueScripts
 from sluicegate.dispatch.wire import (
     DEFAULT_MAX_PAYLOAD,
@@ -39,6 +42,14 @@ _MOST_BYTES = 4 * 1024 * 1024
 _TRIM_EVERY = 1.0  # seconds between two trims of the reply stream
 _RETRY_AFTER = 0.05
 _LONGEST_RETRY = 1.0
+
+_OUTCOMES: dict[type[Exception], str] = {
+    Busy: "busy",
+    Duplicate: "duplicate",
+    HandlerFailed: "failed",
+    NoWorkers: "no_workers",
+    TimedOut: "timed_out",
+}
 
 log = logging.getLogger("sluicegate.dispatch")
 
@@ -82,6 +93,7 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading: asyncio.Task[None]
         self._orphans: list[asyncio.Task[None]] = []
+        self.outcomes: Counter[str] = Counter()  # calls of this process that have ended
 
     @property
     def queue(self) -> str:
@@ -169,6 +181,10 @@ class Dispatcher:
         self._set_timer(call.deadline)
         return future
 
+    def metrics(self) -> str:
+        """The text for Prometheus: calls by outcome."""
+        return client_text({self.queue: self.outcomes})
+
     async def close(self) -> None:
         """Close the connections. Calls that still wait raise `Unavailable`."""
         if self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
@@ -204,6 +220,7 @@ class Dispatcher:
         if self._loop is not None and self._pid:
             # In a forked child: the parent's tasks must not be collected, which warns of them.
             self._orphans += [self._reading, *self._tasks]
+            self.outcomes.clear()  # the parent counts these
         self._pid = os.getpid()
         self._loop = loop
         self.name = f"{socket.gethostname()}-{self._pid}-{secrets.token_hex(4)}"
@@ -309,6 +326,7 @@ class Dispatcher:
             log.debug("could not trim the reply stream: %s", error)
 
     def _give_up(self, call: _Call) -> None:
+        self.outcomes["cancelled"] += 1
         if self._core.give_up(call):
             self._start(self._cancel([call]))
 
@@ -342,8 +360,10 @@ class Dispatcher:
             if future.done():
                 continue
             if error is None:
+                self.outcomes["answered"] += 1
                 future.set_result(result)
             else:
+                self.outcomes[_OUTCOMES.get(type(error), "unavailable")] += 1
                 future.set_exception(error)
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from sluicegate.dispatch.wire import Request, decode_request
 from sluicegate.errors import ProtocolError
 from sluicegate.redis_client import AsyncRedisPool, ErrorReply, pack
 
-__all__ = ["DeadRequest", "QueueAdmin", "QueueStatus"]
+__all__ = ["DeadRequest", "QueueAdmin", "QueueStatus", "read_status"]
 
 
 class QueueStatus(NamedTuple):
@@ -36,6 +36,37 @@ class DeadRequest(NamedTuple):
     request: Request | ProtocolError
 
 
+async def read_status(pool: AsyncRedisPool, keys: QueueKeys, timeout: float) -> QueueStatus:
+    """The state of a queue, in one exchange with Redis."""
+    commands = [pack("XLEN", key) for key in keys.tasks]
+    commands += [pack("XPENDING", key, GROUP) for key in keys.tasks]
+    commands += [
+        pack("TIME"),
+        pack("ZRANGE", keys.workers, 0, -1, "WITHSCORES"),
+        pack("GET", keys.rate),
+        pack("XLEN", keys.dead),
+        pack("EXISTS", keys.draining),
+    ]
+    replies = await _exchange(pool, keys, commands, timeout)
+    count = len(keys.tasks)
+    lengths, pendings = replies[:count], replies[count : 2 * count]
+    running = [0 if isinstance(one, ErrorReply) else int(one[0]) for one in pendings]
+    time, workers, rate, dead, draining = replies[2 * count :]
+    now = int(time[0]) * 1000
+    alive = zip(workers[::2], workers[1::2], strict=True)
+    return QueueStatus(
+        waiting={
+            priority: length - run
+            for priority, length, run in zip(PRIORITIES, lengths, running, strict=True)
+        },
+        running=dict(zip(PRIORITIES, running, strict=True)),
+        workers=sorted(name.decode() for name, until in alive if float(until) > now),
+        rate=None if rate is None else float(rate),
+        dead=dead,
+        is_draining=bool(draining),
+    )
+
+
 class QueueAdmin:
     """One queue. `timeout`: seconds for one exchange with Redis."""
 
@@ -48,34 +79,7 @@ class QueueAdmin:
         self._scripts = QueueScripts(self._pool, self._keys, timeout)
 
     async def status(self) -> QueueStatus:
-        keys = self._keys
-        commands = [pack("XLEN", key) for key in keys.tasks]
-        commands += [pack("XPENDING", key, GROUP) for key in keys.tasks]
-        commands += [
-            pack("TIME"),
-            pack("ZRANGE", keys.workers, 0, -1, "WITHSCORES"),
-            pack("GET", keys.rate),
-            pack("XLEN", keys.dead),
-            pack("EXISTS", keys.draining),
-        ]
-        replies = await self._exchange(commands)
-        count = len(keys.tasks)
-        lengths, pendings = replies[:count], replies[count : 2 * count]
-        running = [0 if isinstance(one, ErrorReply) else int(one[0]) for one in pendings]
-        time, workers, rate, dead, draining = replies[2 * count :]
-        now = int(time[0]) * 1000
-        alive = zip(workers[::2], workers[1::2], strict=True)
-        return QueueStatus(
-            waiting={
-                priority: length - run
-                for priority, length, run in zip(PRIORITIES, lengths, running, strict=True)
-            },
-            running=dict(zip(PRIORITIES, running, strict=True)),
-            workers=sorted(name.decode() for name, until in alive if float(until) > now),
-            rate=None if rate is None else float(rate),
-            dead=dead,
-            is_draining=bool(draining),
-        )
+        return await read_status(self._pool, self._keys, self._timeout)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests for this long; those in the queue are finished."""
@@ -116,13 +120,18 @@ class QueueAdmin:
         return DeadRequest(id.decode(), reason, PRIORITIES[places[0]] if places else 0, request)
 
     async def _exchange(self, commands: list[bytes]) -> list[Any]:
-        deadline = monotonic() + self._timeout
-        payload = b"".join(commands)
-        replies = await self._pool.exchange(self._keys.dead, payload, len(commands), deadline)
-        for reply in replies:
-            if isinstance(reply, ErrorReply) and reply.code not in ("NOGROUP", "ERR"):
-                raise reply
-        return replies
+        return await _exchange(self._pool, self._keys, commands, self._timeout)
 
     def __repr__(self) -> str:
         return f"QueueAdmin({self._keys.queue!r}, address={self._pool.address!r})"
+
+
+async def _exchange(
+    pool: AsyncRedisPool, keys: QueueKeys, commands: list[bytes], timeout: float
+) -> list[Any]:
+    deadline = monotonic() + timeout
+    replies = await pool.exchange(keys.dead, b"".join(commands), len(commands), deadline)
+    for reply in replies:
+        if isinstance(reply, ErrorReply) and reply.code not in ("NOGROUP", "ERR"):
+            raise reply
+    return replies

@@ -35,6 +35,10 @@ class SyncDispatcher:
     def queue(self) -> str:
         return self._dispatcher.queue
 
+    def metrics(self) -> str:
+        """As `Dispatcher.metrics`."""
+        return self._dispatcher.metrics()
+
     def call(
         self,
         data: Any,

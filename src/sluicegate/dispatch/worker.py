@@ -22,10 +22,12 @@ from sluicegate.dispatch.batcher import Batcher
 from sluicegate.dispatch.consumer import Consumer, Slots
 from sluicegate.dispatch.handler import Handler, Outcome
 from sluicegate.dispatch.keys import QueueKeys
+from sluicegate.dispatch.metrics import worker_text
+from sluicegate.dispatch.queue_admin import read_status
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import DEFAULT_MAX_PAYLOAD, FAILED, OK, Request, decode_data
 from sluicegate.dispatch.worker_core import Batch, WorkerCore
-from sluicegate.errors import ProtocolError
+from sluicegate.errors import ProtocolError, SluicegateError
 from sluicegate.redis_client import AsyncRedisPool
 
 __all__ = ["Worker"]
@@ -97,6 +99,20 @@ class Worker:
     def cores(self) -> dict[str, WorkerCore]:
         """What is known of each queue: counts, and the estimate of a batch's time."""
         return {keys.queue: core for keys, core in zip(self._keys, self._cores, strict=True)}
+
+    async def metrics(self) -> str:
+        """The text for Prometheus: what this worker has done, and the state of its queues."""
+        cores = self.cores
+        try:
+            found = [await read_status(self._pool, keys, self._timeout) for keys in self._keys]
+            statuses = dict(zip(cores, found, strict=True))
+        except SluicegateError:
+            statuses = None
+        return worker_text(
+            {queue: core.stats for queue, core in cores.items()},
+            {queue: core.held for queue, core in cores.items()},
+            statuses,
+        )
 
     async def start(self) -> None:
         """Begin to serve. Raises `Unavailable` if Redis does not answer."""

@@ -6,6 +6,7 @@ dependency of every worker. What is read, the time, and the connections at once 
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
 
 from sluicegate.errors import ConfigError, Unavailable, reason_of
@@ -43,8 +44,10 @@ class MetricsEndpoint:
                 self._accept, self._host, self._port, limit=_MAX_HEAD
             )
         except OSError as error:
+            # asyncio repeats the address in its message.
+            reason = os.strerror(number) if (number := error.errno or 0) > 0 else reason_of(error)
             where = f"{self._host}:{self._port}"
-            raise Unavailable(f"cannot listen on {where}: {reason_of(error)}") from None
+            raise Unavailable(f"cannot listen on {where}: {reason}") from None
 
     async def close(self) -> None:
         if self._server is not None:

@@ -9,7 +9,6 @@ A worker that stops finishes the batches that run, answers them, and gives back 
 import asyncio
 import os
 import secrets
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -27,6 +26,7 @@ from sluicegate.dispatch.queue_admin import read_status
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import DEFAULT_MAX_PAYLOAD, FAILED, OK, Request, decode_data
 from sluicegate.dispatch.worker_core import Batch, WorkerCore
+from sluicegate.dispatch.worker_process import begin_handler_process, serve
 from sluicegate.errors import ProtocolError, SluicegateError
 from sluicegate.redis_client import AsyncRedisPool
 
@@ -68,6 +68,8 @@ class Worker:
         queues = [queue] if isinstance(queue, str) else list(queue)
         if not queues:
             raise ValueError("queue must name at least one queue, got none")
+        if len(set(queues)) < len(queues):
+            raise ValueError(f"queue must name each queue once, got {queues!r}")
         self._keys = [QueueKeys(name, prefix) for name in queues]
         self._handler = Handler(handler, per_item=per_item, isolate=isolate, tracebacks=tracebacks)
         if processes and self._handler.is_async:
@@ -134,8 +136,12 @@ class Worker:
         for consumer in self._consumers:
             await consumer.start()
 
-    async def stop(self, timeout: float = 10.0) -> None:
-        """Finish what runs within `timeout` seconds, answer, and give back the rest."""
+    async def stop(self, timeout: float = 10.0) -> int:
+        """Finish what runs within `timeout` seconds, answer, and give back the rest.
+
+        Returns how many batches had not ended. A handler that runs in a thread cannot be ended:
+        its results are discarded, but Python waits for it at the exit.
+        """
         self._is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -143,6 +149,7 @@ class Worker:
             await consumer.stop_fetching()
         if self._running:
             await asyncio.wait(self._running, timeout=timeout)
+        unfinished = len(self._running)
         for task in self._running:
             task.cancel()
         for consumer in self._consumers:
@@ -152,6 +159,7 @@ class Worker:
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
         await self._pool.close()
+        return unfinished
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -160,25 +168,24 @@ class Worker:
     async def __aexit__(self, *error: object) -> None:
         await self.stop()
 
-    def run(self, stop_timeout: float = 10.0) -> None:
-        """Serve until SIGTERM or SIGINT, then stop within `stop_timeout` seconds."""
-        asyncio.run(self._run_until_signal(stop_timeout))
+    def run(self, stop_timeout: float = 10.0, *, metrics: str | None = None) -> int:
+        """Serve until SIGTERM or SIGINT, then `stop` within `stop_timeout` seconds.
 
-    async def _run_until_signal(self, stop_timeout: float) -> None:
-        loop = asyncio.get_running_loop()
-        stopped = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
-        await self.start()
-        await stopped.wait()
-        await self.stop(stop_timeout)
+        A second signal ends the process at once. `metrics` is HOST:PORT of a port for Prometheus.
+        """
+        return asyncio.run(serve(self, stop_timeout=stop_timeout, metrics=metrics))
 
     def _make_executor(self) -> Executor | None:
         if self._handler.is_async:
             return None
         if self._processes:
             # Not fork: this process has threads, which a forked child has not.
-            return ProcessPoolExecutor(self._concurrency, mp_context=get_context("spawn"))
+            return ProcessPoolExecutor(
+                self._concurrency,
+                mp_context=get_context("spawn"),
+                initializer=begin_handler_process,
+                initargs=(os.getpid(),),
+            )
         return ThreadPoolExecutor(self._concurrency, thread_name_prefix="sluicegate-handler")
 
     def _begin_batches(self) -> None:

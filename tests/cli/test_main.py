@@ -163,6 +163,7 @@ def test_without_a_terminal_rich_is_not_needed(option: str, start: bytes) -> Non
         ("simulate", set()),
         ("central", {"quota", "redis_client"}),
         ("node", set()),
+        ("worker", set()),
     ],
 )
 def test_a_command_imports_only_what_it_needs(command: str, imports: set[str]) -> None:
@@ -174,7 +175,7 @@ with contextlib.suppress(SystemExit):
 print(*sorted({{name.split(".")[1] for name in sys.modules if name.startswith("sluicegate.")}}))
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    known_to_all = {"cli", "clock", "errors", "_lazy", "_validate", "shm"}
+    known_to_all = {"cli", "clock", "errors", "_lazy", "_prometheus", "_validate", "shm"}
     assert set(run.stdout.splitlines()[-1].split()) <= imports | known_to_all
 
 

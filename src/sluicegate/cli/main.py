@@ -22,6 +22,7 @@ COMMANDS = {
     "simulate": "test how well limits hold in a simulated cluster, with faults",
     "central": "run the server that assigns quotas to nodes",
     "node": "run a reverse proxy that enforces a quota in front of a service",
+    "worker": "run a function on the batches of a queue",
 }
 
 
@@ -49,6 +50,7 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
         if name == chosen:
             importlib.import_module(f"sluicegate.cli.{name}").configure(command)
     arguments = parser.parse_args(words)
+    arguments.words = words  # for a command that starts itself again
     code: int = arguments.run(arguments, clock or SystemClock())
     return code
 

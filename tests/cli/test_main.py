@@ -164,6 +164,7 @@ def test_without_a_terminal_rich_is_not_needed(option: str, start: bytes) -> Non
         ("central", {"quota", "redis_client"}),
         ("node", set()),
         ("worker", set()),
+        ("queue", set()),
     ],
 )
 def test_a_command_imports_only_what_it_needs(command: str, imports: set[str]) -> None:

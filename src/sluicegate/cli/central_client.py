@@ -1,8 +1,7 @@
 """`CentralClient`: the HTTP API of a central, for commands.
 
 It needs only the standard library, so that it works on any machine that can reach the central. It
-connects directly: no proxy, and no redirects, which could carry the token elsewhere. `printable`
-removes control characters from what the central sends.
+connects directly: no proxy, and no redirects, which could carry the token elsewhere.
 """
 
 import http.client
@@ -11,11 +10,12 @@ import ssl
 from collections.abc import Mapping
 from urllib.parse import urlencode, urlsplit
 
+from sluicegate.cli.output import printable
 from sluicegate.errors import ConfigError, Unavailable, reason_of
 from sluicegate.quota.central.net.tokens import read_tokens
 from sluicegate.quota.ledger.limit_entry import Entry, to_dict
 
-__all__ = ["CentralClient", "printable", "read_admin_token"]
+__all__ = ["CentralClient", "read_admin_token"]
 
 _TIMEOUT = 10.0
 _MOST_BYTES = 64 << 20
@@ -113,9 +113,3 @@ def read_admin_token(path: str) -> str:
             f'the token file {path} must have admin = "TOKEN", or one line with the token'
         )
     return token
-
-
-def printable(value: object) -> str:
-    """`value` as text without control characters."""
-    text = f"{value:.15g}" if isinstance(value, float) else str(value)
-    return "".join(character if character.isprintable() else "?" for character in text)

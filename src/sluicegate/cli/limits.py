@@ -9,7 +9,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from sluicegate.cli.central_client import CentralClient, printable, read_admin_token
+from sluicegate.cli.central_client import CentralClient, read_admin_token
+from sluicegate.cli.output import printable
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError, SluicegateError
 from sluicegate.quota.ledger.limit_entry import Entry

@@ -23,6 +23,7 @@ COMMANDS = {
     "central": "run the server that assigns quotas to nodes",
     "node": "run a reverse proxy that enforces a quota in front of a service",
     "worker": "run a function on the batches of a queue",
+    "queue": "look at a queue, drain it, retry its dead requests",
 }
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "discard",
     "is_terminal",
     "open_console",
+    "printable",
     "progress_bar",
     "tell_saved",
     "tell_written",
@@ -48,6 +49,12 @@ def can_show(text: str, console: "Console") -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def printable(value: object) -> str:
+    """`value` as text without control characters, for what others have sent."""
+    text = f"{value:.15g}" if isinstance(value, float) else str(value)
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def discard(stream: TextIO | None = None) -> None:

@@ -1,8 +1,9 @@
-"""`sluicegate demo`: a fleet of real processes, all limiters in virtual time, or a paced budget.
+"""`sluicegate demo`: a fleet of real processes, the limiters in virtual time, a budget, a queue.
 
-The exit code is 0 if each user was held to the limit (or the budget was spent along its line), and
-1 if not or if the fleet did not start. A signal that ends it early gives 128 + its number, as in a
-shell; but Ctrl-C at a terminal is how a person ends it, and gives 0.
+The exit code is 0 if each user was held to the limit (or the budget was spent along its line, or
+the workers of the queue were kept busy), and 1 if not or if the fleet did not start. A signal that
+ends it early gives 128 + its number, as in a shell; but Ctrl-C at a terminal is how a person ends
+it, and gives 0.
 """
 
 import argparse
@@ -23,10 +24,13 @@ from sluicegate.errors import ConfigError, SluicegateError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["configure", "run_pacing", "run_quota"]
+__all__ = ["configure", "run_dispatch", "run_pacing", "run_quota"]
 
 _SECONDS_WITHOUT_TERMINAL = 20.0  # where nobody can press Ctrl-C
 _PACING_SECONDS = 30.0
+_DISPATCH_SECONDS = 20.0
+# Of dispatch as `dispatch.MIN_SECONDS`, which is imported when it is needed.
+_LEAST = {"quota": quota.MIN_SECONDS, "pacing": pacing.MIN_SECONDS, "dispatch": 8}
 _NEEDED = ("orjson", "prometheus_client", "starlette", "uvicorn", "websockets")
 
 
@@ -35,28 +39,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Runs a central, three end nodes of two processes each and the traffic of six users,\n"
         "and shows live how each user is held to their limit; 'limits' shows every limiter under\n"
         "the same bursty traffic; 'pacing' shows four nodes that spend a budget along its line,\n"
-        "with no coordinator. Without a terminal only the closing table is printed. The exit code\n"
-        "of quota and pacing is 0 if the limits or the line were kept, and 1 if not."
+        "with no coordinator; 'dispatch' shows two workers that serve a queue in batches, and\n"
+        "clients that ask for three times as much. Without a terminal only the closing table is\n"
+        "printed. The exit code (but of limits) is 0 if all goals were met, and 1 if not."
     )
     parser.epilog = (
         "examples:\n  sluicegate demo\n  sluicegate demo limits --seconds 60\n"
-        "  sluicegate demo pacing --seconds 30\n"
+        "  sluicegate demo pacing --seconds 30\n  sluicegate demo dispatch\n"
         "  sluicegate demo --seconds 20 --json | python -m json.tool"
     )
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["quota", "limits", "pacing"],
+        choices=["quota", "limits", "pacing", "dispatch"],
         default="quota",
         metavar="WHAT",
-        help="what to show: a fleet (quota, the default), the limiters (limits), a budget (pacing)",
+        help="what to show: a fleet (quota, the default), the limiters (limits), a budget "
+        "(pacing), a queue (dispatch)",
     )
     parser.add_argument(
         "--seconds",
         type=seconds,
         metavar="S",
         help="duration (default: quota until Ctrl-C, or 20 without a terminal; limits and "
-        "pacing 30)",
+        "pacing 30, dispatch 20)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print the closing table as JSON, and nothing else"
@@ -67,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     if arguments.what == "limits":
         return _run_limits(arguments, clock)
-    least = quota.MIN_SECONDS if arguments.what == "quota" else pacing.MIN_SECONDS
+    least = _LEAST[arguments.what]
     if arguments.seconds is not None and arguments.seconds < least:
         arguments.parser.error(
             f"argument --seconds: expected {least} or more, the least that can be "
@@ -78,9 +84,9 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
         console = open_console("sluicegate demo")
         if console is None:
             return 1
-    run = run_quota if arguments.what == "quota" else run_pacing
+    run = {"quota": run_quota, "pacing": run_pacing, "dispatch": run_dispatch}
     try:
-        code = run(arguments.seconds, arguments.json, console)
+        code = run[arguments.what](arguments.seconds, arguments.json, console)
     except SluicegateError as error:
         sys.stderr.write(f"sluicegate demo: {error}\n")
         return 1
@@ -163,6 +169,32 @@ def run_pacing(
         except StartCancelled:
             return _exit_code(flag.number, is_held=False, is_drawn=console is not None)
         closing = pacing_screen.summary(demo)
+    _print(report if as_json else None, closing, console)
+    return _exit_code(flag.number, is_held=bool(report["held"]), is_drawn=console is not None)
+
+
+def run_dispatch(duration: float | None, as_json: bool, console: "Console | None") -> int:
+    """Run two workers and their clients for `duration` seconds (None: 20)."""
+    missing = [name for name in ("hiredis", "msgspec") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"dispatch needs more packages ({', '.join(missing)}): "
+            f"pip install 'sluicegate[dispatch]'"
+        )
+    from sluicegate.demo import dispatch, dispatch_screen
+
+    seconds = _DISPATCH_SECONDS if duration is None else duration
+    with quota.stop_flag() as flag:
+        try:
+            with dispatch.DispatchDemo(seconds, flag) as demo:
+                if console is not None:
+                    dispatch_screen.show(demo, console, _marks(console))
+                else:
+                    demo.run()
+                report = dispatch.report(demo)
+        except StartCancelled:
+            return _exit_code(flag.number, is_held=False, is_drawn=console is not None)
+        closing = dispatch_screen.summary(demo)
     _print(report if as_json else None, closing, console)
     return _exit_code(flag.number, is_held=bool(report["held"]), is_drawn=console is not None)
 

@@ -22,8 +22,17 @@ and the traffic of six users. From the inside to the outside:
 
 `sluicegate demo pacing` is a pacing cluster, as processes over a Redis of its own:
 
+    embedded_redis   a Redis in the demo's folder
     pacing_node      a node: its traffic, its limiter, what it has counted; the program of a process
     pacing_fleet     Redis and the nodes, as processes or as threads
     pacing           the demo: moves the traffic, kills a node, adds up, judges
     pacing_screen    the terminal
+
+`sluicegate demo dispatch` is a queue under overload, over such a Redis:
+
+    dispatch_handler the handler of the workers, and how long it takes
+    dispatch_fleet   Redis and two workers, as processes
+    dispatch_tally   what came of the calls, and the verdict
+    dispatch         the demo: the clients, all of these in real time
+    dispatch_screen  the terminal
 """

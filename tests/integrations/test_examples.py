@@ -1,5 +1,6 @@
 """The examples do what their first lines say: with real servers, so in real time."""
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,10 +18,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sluicegate import Central, SharedKeyed
+from examples import dispatch_translation
+from sluicegate import Central, SharedKeyed, Worker
+from sluicegate.dispatch.queue_admin import QueueAdmin
 from sluicegate.quota.node.core._user_keys import default_memory_name
 from sluicegate.quota.node.core._user_table import UserTable
-from tests.harness.servers import ROOT, serving
+from tests.harness.servers import ROOT, RedisServer, serving
 from tests.harness.waits import PATIENCE, wait_for
 
 
@@ -176,3 +180,70 @@ def test_the_crawler_reads_its_little_site() -> None:
     ]
     assert last.startswith("24 pages in ")
     assert "tried again" in last
+
+
+def test_fastapi_answers_from_batched_workers(redis_server: RedisServer) -> None:
+    batches: list[int] = []
+    is_open = threading.Event()
+
+    def handle(texts: list[str]) -> list[str]:
+        batches.append(len(texts))
+        return dispatch_translation.translate(texts)
+
+    def hold(texts: list[str]) -> list[str]:
+        assert is_open.wait(PATIENCE)
+        return texts
+
+    def fail(texts: list[str]) -> list[str]:
+        raise ValueError("the model is broken")
+
+    async def post(http: httpx.AsyncClient, timeout: float = 60.0) -> httpx.Response:
+        return await http.post("/translate", json={"text": "hello world", "timeout": timeout})
+
+    async def scenario(port: int) -> None:
+        url, queue = redis_server.url, "translate"
+        admin = QueueAdmin(url, queue, timeout=PATIENCE)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http:
+            answer = await post(http)  # no worker is alive
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            async with Worker(url, queue, handle, max_wait=0.2):
+                answers = await asyncio.gather(*(post(http) for _ in range(40)))
+                assert {answer.status_code for answer in answers} == {200}
+                assert answers[0].json() == {"text": "ellohay orldway"}
+                await admin.drain(PATIENCE)
+                answer = await post(http)
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+                assert "is full" in answer.json()["error"]
+                await admin.resume()
+            async with Worker(url, queue, hold):
+                answer = await post(http, timeout=0.05)
+                assert answer.status_code == 504
+                assert "in time" in answer.json()["error"]
+                is_open.set()
+            async with Worker(url, queue, fail):
+                answer = await post(http)
+                assert (answer.status_code, "broken" in answer.text) == (500, True)
+            assert 'queue="translate",outcome="answered"} 40' in (await http.get("/metrics")).text
+        await admin.close()
+
+    with serving(
+        *("uvicorn", "examples.dispatch_fastapi:app", "--port", "PORT", "--log-level", "warning"),
+        REDIS=redis_server.url,
+    ) as port:
+        asyncio.run(asyncio.wait_for(scenario(port), 2 * PATIENCE))
+    assert sum(batches) == 40
+    assert len(batches) < 40
+
+
+def test_batches_by_length_cost_less_padding(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch_translation, "REDIS", redis_server.url)
+    measured = [
+        asyncio.run(asyncio.wait_for(dispatch_translation.measure(queue, size), 2 * PATIENCE))
+        for queue, size in (("a", None), ("b", dispatch_translation.count_tokens))
+    ]
+    first_come, by_length = measured
+    assert first_come.tokens == by_length.tokens
+    # 1.8 to 1.9 as a rule: how well a batch fits depends on what had arrived when it began.
+    assert first_come.padded >= 1.3 * by_length.padded

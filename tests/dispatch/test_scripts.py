@@ -249,7 +249,7 @@ class QueueMachine(RuleBasedStateMachine):
 def test_the_scripts_do_what_the_model_does(redis_server: RedisServer) -> None:
     QueueMachine.server = redis_server
     profile = settings.get_current_profile_name()
-    examples = settings.get_profile(profile).max_examples // 3
+    examples = settings.get_profile(profile).max_examples // 6
     run_state_machine_as_test(
         QueueMachine,
         settings=settings(max_examples=examples, stateful_step_count=30, deadline=None),

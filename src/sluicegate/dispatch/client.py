@@ -20,9 +20,9 @@ from sluicegate._validate import check_positive, check_whole
 from sluicegate.dispatch.client_core import Call, ClientCore, Outcome
 from sluicegate.dispatch.errors import Busy, Duplicate, HandlerFailed, NoWorkers, TimedOut
 from sluicegate.dispatch.keys import QueueKeys, check_priority
-from sluicegate.dispatch.messages import Outgoing
+from sluicegate.dispatch.messages import Enqueued, Outgoing
 from sluicegate.dispatch.metrics import client_text
-from sluicegate.dispatch.scripts import QueueScripts
+from sluicegate.dispatch.scripts import Begun, QueueScripts
 from sluicegate.dispatch.wire import (
     DEFAULT_MAX_PAYLOAD,
     MSGPACK,
@@ -78,13 +78,15 @@ class Dispatcher:
         prefix: str = "sluicegate:",
     ) -> None:
         self._keys = QueueKeys(queue, prefix)
-        self._max_waiting = check_whole("max_waiting", max_waiting, 1)
-        self._max_wait_seconds = 0.0
-        if max_wait_seconds is not None:
-            self._max_wait_seconds = check_positive("max_wait_seconds", max_wait_seconds)
+        self._limits = (
+            check_whole("max_waiting", max_waiting, 1),
+            0.0
+            if max_wait_seconds is None
+            else check_positive("max_wait_seconds", max_wait_seconds),
+            check_positive("idempotency_seconds", idempotency_seconds),
+        )
         self._content_type = check_content_type(content_type)
         self._max_payload = check_whole("max_payload", max_payload, 1)
-        self._once_seconds = check_positive("idempotency_seconds", idempotency_seconds)
         self._timeout = check_positive("timeout", timeout)
         self._pool = AsyncRedisPool(url, timeout)
         self._scripts = QueueScripts(self._pool, self._keys, timeout)
@@ -246,26 +248,42 @@ class Dispatcher:
             part.append(call)
             size += len(call.outgoing.payload)
             if len(part) >= _MOST_REQUESTS or size > _MOST_BYTES:
-                self._start(self._send(part))
+                self._begin_send(part)
                 part, size = [], 0
         if part:
-            self._start(self._send(part))
+            self._begin_send(part)
 
-    async def _send(self, calls: list[_Call]) -> None:
+    def _begin_send(self, calls: list[_Call]) -> None:
+        begun = self._scripts.begin_enqueue([call.outgoing for call in calls], *self._limits)
+        if begun is None:
+            self._start(self._send(calls))
+        else:
+            begun.future.add_done_callback(lambda _: self._sent(calls, begun))
+
+    def _sent(self, calls: list[_Call], begun: Begun[Enqueued]) -> None:
         try:
-            reply = await self._scripts.enqueue(
-                [call.outgoing for call in calls],
-                self._max_waiting,
-                self._max_wait_seconds,
-                self._once_seconds,
-            )
+            reply = begun.result()
         except SluicegateError as error:
             self._complete(self._core.failed(calls, _as_unavailable(error)))
             return
+        if reply is None:
+            self._start(self._send(calls))
+        else:
+            self._enqueued(calls, reply)
+
+    async def _send(self, calls: list[_Call]) -> None:
+        try:
+            reply = await self._scripts.enqueue([call.outgoing for call in calls], *self._limits)
+        except SluicegateError as error:
+            self._complete(self._core.failed(calls, _as_unavailable(error)))
+            return
+        self._enqueued(calls, reply)
+
+    def _enqueued(self, calls: list[_Call], reply: Enqueued) -> None:
         outcomes, cancel = self._core.enqueued(calls, reply)
         self._complete(outcomes)
         if cancel:
-            await self._cancel(cancel)
+            self._start(self._cancel(cancel))
 
     async def _cancel(self, calls: Sequence[_Call]) -> None:
         tasks = [call.task for call in calls]

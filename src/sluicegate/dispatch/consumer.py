@@ -14,7 +14,7 @@ from typing import Any
 
 from sluicegate.dispatch.keys import GROUP, QueueKeys, TaskId
 from sluicegate.dispatch.messages import Finishing
-from sluicegate.dispatch.scripts import QueueScripts
+from sluicegate.dispatch.scripts import Begun, QueueScripts
 from sluicegate.dispatch.server_clock import ServerClock
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import (
@@ -87,7 +87,8 @@ class Consumer:
         self._is_stopping = False
         self._loops: list[asyncio.Task[None]] = []
         self._outbox: list[Ending] = []
-        self._sending: set[asyncio.Task[None]] = set()
+        self._unconfirmed: set[asyncio.Future[Any]] = set()
+        self._sending: set[asyncio.Task[None]] = set()  # of what failed at first
         self._control_seen = b"0-0"
 
     def now(self) -> float:
@@ -110,7 +111,7 @@ class Consumer:
         if not endings:
             return
         if not self._outbox:
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
         self._outbox += endings
 
     async def stop_fetching(self) -> None:
@@ -125,9 +126,11 @@ class Consumer:
 
     async def leave(self, timeout: float) -> None:
         """Send what is left to send, give back what did not run, and forget the worker."""
-        self._flush()
-        if self._sending:
-            await asyncio.wait(self._sending, timeout=timeout)
+        self.flush()
+        for _ in range(2):  # what fails at first is sent again
+            if sending := [*self._unconfirmed, *self._sending]:
+                await asyncio.wait(sending, timeout=timeout)
+                await asyncio.sleep(0)
         for task in [*self._sending, *self._loops]:
             task.cancel()
         await asyncio.gather(*self._sending, *self._loops, return_exceptions=True)
@@ -265,7 +268,8 @@ class Consumer:
         self.finish(endings)
         return bool(endings)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send the ends of tasks now, not at the end of this pass of the loop."""
         endings, self._outbox = self._outbox, []
         batch: list[tuple[Ending, Finishing]] = []
         size = 0
@@ -280,6 +284,29 @@ class Consumer:
             self._send(batch)
 
     def _send(self, batch: list[tuple[Ending, Finishing]]) -> None:
+        begun = self._scripts.begin_finish([finishing for _, finishing in batch])
+        if begun is None:
+            self._send_again(batch)
+        else:
+            self._unconfirmed.add(begun.future)
+            begun.future.add_done_callback(lambda _: self._sent(batch, begun))
+
+    def _sent(self, batch: list[tuple[Ending, Finishing]], begun: Begun[list[int]]) -> None:
+        self._unconfirmed.discard(begun.future)
+        try:
+            ended = begun.result()
+        except SluicegateError:
+            ended = None
+        if ended is None:
+            self._send_again(batch)
+        else:
+            self._confirm(batch, ended)
+
+    def _confirm(self, batch: list[tuple[Ending, Finishing]], ended: list[int]) -> None:
+        self.core.stats.tasks["disowned"] += ended.count(0)
+        self.core.confirm(ending.task for ending, _ in batch)
+
+    def _send_again(self, batch: list[tuple[Ending, Finishing]]) -> None:
         task = asyncio.create_task(self._send_until_confirmed(batch))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
@@ -289,15 +316,15 @@ class Consumer:
         while True:
             try:
                 ended = await self._scripts.finish([finishing for _, finishing in batch])
-                self.core.stats.tasks["disowned"] += ended.count(0)
                 break
             except SluicegateError as error:
                 if isinstance(error, ErrorReply) and error.code == "NOGROUP":
-                    break  # Redis has lost the queue, and these tasks with it
+                    ended = [0] * len(batch)  # Redis has lost the queue, and these tasks
+                    break
                 log.warning("queue %s: could not answer: %s", self.keys.queue, error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_RETRY)
-        self.core.confirm(ending.task for ending, _ in batch)
+        self._confirm(batch, ended)
 
     def _encode(self, ending: Ending) -> Finishing:
         task, status, data, reason = ending

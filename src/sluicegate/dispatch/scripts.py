@@ -5,11 +5,12 @@ call have the queue's hash tag. A call that was carried out and whose reply was 
 for every script but `enqueue`, which would add its requests twice.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sluicegate.dispatch.keys import GROUP, RETURNED, QueueKeys, TaskId
 from sluicegate.dispatch.messages import (
@@ -23,7 +24,7 @@ from sluicegate.dispatch.messages import (
 from sluicegate.errors import ProtocolError
 from sluicegate.redis_client import AsyncRedisPool, ErrorReply, pack
 
-__all__ = ["QueueScripts"]
+__all__ = ["Begun", "QueueScripts"]
 
 CONTROL_SECONDS = 60.0  # how long a control stream outlives what was last said in it
 REPLY_SECONDS = 60.0  # how long a reply stream outlives its last reply
@@ -33,6 +34,7 @@ QUEUE_SECONDS = 3600.0  # how long a queue remembers its workers after the last 
 
 _LUA = Path(__file__).parent / "lua"
 _Word = bytes | str | int | float
+_Reply = TypeVar("_Reply")
 
 
 class _Script:
@@ -46,6 +48,27 @@ _SCRIPTS = {
     name: _Script(name)
     for name in ("enqueue", "finish", "cancel", "heartbeat", "reap", "renew", "leave", "retry")
 }
+
+
+class Begun(Generic[_Reply]):
+    """A call that was sent and whose reply is to come."""
+
+    def __init__(self, future: "asyncio.Future[list[Any]]", read: Callable[[Any], _Reply]) -> None:
+        self.future = future
+        self._read = read
+
+    def result(self) -> _Reply | None:
+        """The reply, once the future is done; None if Redis has not carried the call out.
+
+        That is so when it did not know the script, or does not hold the keys: the call is to be
+        awaited instead.
+        """
+        (reply,) = self.future.result()
+        if isinstance(reply, ErrorReply):
+            if reply.code in ("NOSCRIPT", "MOVED", "ASK"):
+                return None
+            raise reply
+        return self._read(reply)
 
 
 class QueueScripts:
@@ -64,38 +87,39 @@ class QueueScripts:
         max_wait_seconds: float,
         once_seconds: float,
     ) -> Enqueued:
-        keys = [*self._keys.tasks, self._keys.workers, self._keys.rate, self._keys.draining]
-        words: list[_Word] = [self._streams, max_waiting, max_wait_seconds, _ms(once_seconds)]
-        for stream, once, payload in requests:
-            if once:
-                keys.append(once)
-            words += (stream + 1, len(keys) if once else 0, payload)
+        keys, words = self._enqueue_words(requests, max_waiting, max_wait_seconds, once_seconds)
         reply = await self._call("enqueue", keys, words, may_repeat=False)
-        if not isinstance(reply, list) or len(reply) != len(requests) + 2:
-            raise _invalid("enqueue", reply)
-        return Enqueued(reply[0], reply[1], reply[2:])
+        return _read_enqueued(reply, len(requests))
+
+    def begin_enqueue(
+        self,
+        requests: Sequence[Outgoing],
+        max_waiting: int,
+        max_wait_seconds: float,
+        once_seconds: float,
+    ) -> "Begun[Enqueued] | None":
+        """`enqueue` without a task; None if it must be awaited."""
+        keys, words = self._enqueue_words(requests, max_waiting, max_wait_seconds, once_seconds)
+        count = len(requests)
+        return self._begin("enqueue", keys, words, lambda reply: _read_enqueued(reply, count))
 
     async def finish(self, tasks: Sequence[Finishing]) -> list[int]:
         """For each task whether this call has ended it."""
-        keys = [*self._keys.tasks, self._keys.dead]
-        words: list[_Word] = [
-            *(self._streams, GROUP, _ms(REPLY_SECONDS), MAX_REPLIES, MAX_DEAD),
-        ]
-        places: dict[bytes, int] = {b"": 0}
-        for (stream, id), reply_to, response, reason in tasks:
-            place = places.get(reply_to)
-            if place is None:
-                keys.append(reply_to)
-                place = places[reply_to] = len(keys)
-            words += (stream + 1, id, place, response, reason)
-        return self._flags("finish", await self._call("finish", keys, words), len(tasks))
+        keys, words = self._finish_words(tasks)
+        return _read_flags("finish", await self._call("finish", keys, words), len(tasks))
+
+    def begin_finish(self, tasks: Sequence[Finishing]) -> "Begun[list[int]] | None":
+        """`finish` without a task; None if it must be awaited."""
+        keys, words = self._finish_words(tasks)
+        count = len(tasks)
+        return self._begin("finish", keys, words, lambda reply: _read_flags("finish", reply, count))
 
     async def cancel(self, tasks: Sequence[TaskId]) -> list[Cancelled]:
         words: list[_Word] = [self._streams, GROUP, self._keys.control_start]
         words += [_ms(CONTROL_SECONDS), RETURNED]
         words += _task_words(tasks)
         reply = await self._call("cancel", self._keys.tasks, words)
-        numbers = self._flags("cancel", reply, 2 * len(tasks))
+        numbers = _read_flags("cancel", reply, 2 * len(tasks))
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         return [Cancelled(where, had / 1000.0) for where, had in pairs]
 
@@ -103,7 +127,7 @@ class QueueScripts:
         keys = [self._keys.workers, self._keys.rates, self._keys.rate]
         words: list[_Word] = [worker, _ms(alive_for), "" if rate is None else f"{rate:.6g}"]
         words.append(_ms(max(QUEUE_SECONDS, alive_for)))
-        seconds, micros, workers = self._flags(
+        seconds, micros, workers = _read_flags(
             "heartbeat", await self._call("heartbeat", keys, words), 3
         )
         return Heartbeat(seconds + micros / 1e6, workers)
@@ -122,7 +146,7 @@ class QueueScripts:
         """For each task whether it still is the worker's."""
         words: list[_Word] = [self._streams, GROUP, worker, *_task_words(tasks)]
         reply = await self._call("renew", self._keys.tasks, words)
-        return self._flags("renew", reply, len(tasks))
+        return _read_flags("renew", reply, len(tasks))
 
     async def leave(self, worker: bytes, idle: float) -> int:
         """How many tasks were given back."""
@@ -146,6 +170,46 @@ class QueueScripts:
             if isinstance(reply, ErrorReply) and reply.code != "BUSYGROUP":
                 raise reply
 
+    def _enqueue_words(
+        self,
+        requests: Sequence[Outgoing],
+        max_waiting: int,
+        max_wait_seconds: float,
+        once_seconds: float,
+    ) -> tuple[list[bytes], list[_Word]]:
+        keys = [*self._keys.tasks, self._keys.workers, self._keys.rate, self._keys.draining]
+        words: list[_Word] = [self._streams, max_waiting, max_wait_seconds, _ms(once_seconds)]
+        for stream, once, payload in requests:
+            if once:
+                keys.append(once)
+            words += (stream + 1, len(keys) if once else 0, payload)
+        return keys, words
+
+    def _finish_words(self, tasks: Sequence[Finishing]) -> tuple[list[bytes], list[_Word]]:
+        keys = [*self._keys.tasks, self._keys.dead]
+        words: list[_Word] = [
+            *(self._streams, GROUP, _ms(REPLY_SECONDS), MAX_REPLIES, MAX_DEAD),
+        ]
+        places: dict[bytes, int] = {b"": 0}
+        for (stream, id), reply_to, response, reason in tasks:
+            place = places.get(reply_to)
+            if place is None:
+                keys.append(reply_to)
+                place = places[reply_to] = len(keys)
+            words += (stream + 1, id, place, response, reason)
+        return keys, words
+
+    def _begin(
+        self,
+        name: str,
+        keys: Sequence[bytes],
+        words: Sequence[_Word],
+        read: Callable[[Any], _Reply],
+    ) -> "Begun[_Reply] | None":
+        payload = pack("EVALSHA", _SCRIPTS[name].hash, len(keys), *keys, *words)
+        future = self._pool.begin(keys[0], payload, 1, monotonic() + self._timeout)
+        return None if future is None else Begun(future, read)
+
     async def _call(
         self,
         name: str,
@@ -167,14 +231,21 @@ class QueueScripts:
             raise reply
         return reply
 
-    def _flags(self, name: str, reply: object, count: int) -> list[int]:
-        if (
-            isinstance(reply, list)
-            and len(reply) == count
-            and all(isinstance(one, int) for one in reply)
-        ):
-            return reply
-        raise _invalid(name, reply)
+
+def _read_enqueued(reply: Any, count: int) -> Enqueued:
+    if not isinstance(reply, list) or len(reply) != count + 2:
+        raise _invalid("enqueue", reply)
+    return Enqueued(reply[0], reply[1], reply[2:])
+
+
+def _read_flags(name: str, reply: object, count: int) -> list[int]:
+    if (
+        isinstance(reply, list)
+        and len(reply) == count
+        and all(isinstance(one, int) for one in reply)
+    ):
+        return reply
+    raise _invalid(name, reply)
 
 
 def _task_words(tasks: Iterable[TaskId]) -> list[_Word]:

@@ -260,6 +260,7 @@ class Worker:
                 for task, (status, data) in zip(batch.tasks, outcomes, strict=True)
             ]
         )
+        consumer.flush()  # at once: a pass of the loop is a tenth of the time of a quick call
         self._begin_batches()
 
     def __repr__(self) -> str:

@@ -90,6 +90,23 @@ class AsyncRedisPool:
             asking = pack("ASKING") if first.code == "ASK" else b""
         return replies
 
+    def begin(
+        self, key: bytes, payload: bytes, count: int, deadline: float
+    ) -> "asyncio.Future[list[Any]] | None":
+        """An exchange without a task: the future of the replies, if all is open for it.
+
+        None: `exchange` must look something up or connect first. Nothing is sent twice, and
+        redirections are left to the caller.
+        """
+        endpoint = self._topology.only or self._topology.endpoint(key)
+        here = self._loops.get(asyncio.get_running_loop())
+        if endpoint is None or here is None:
+            return None
+        connection = here.open.get(endpoint)
+        if connection is None or not connection.is_open:
+            return None
+        return connection.exchange(payload, count, deadline)
+
     async def connect(self, key: bytes, deadline: float) -> AsyncConnection:
         """A connection of the caller's own to the server of `key`, for commands that block.
 

@@ -445,6 +445,38 @@ def test_a_stopping_worker_finishes_its_batch_and_gives_back_the_rest(
     run(scenario())
 
 
+def test_a_batch_that_does_not_end_in_time_is_given_back(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE)
+        first = Worker(redis_server.url, QUEUE, gate, lease=PATIENCE)
+        await first.start()
+        async with client:
+            call = client.submit(3, timeout=PATIENCE)
+            await wait_until(lambda: gate.batches)
+            began = time.monotonic()
+            await first.stop(0.05)  # its handler goes on, and nobody waits for it
+            assert time.monotonic() - began >= 0.05
+            async with Worker(redis_server.url, QUEUE, double):
+                assert await call == 6
+            gate.opened.set()
+
+    run(scenario())
+
+
+def test_a_worker_without_redis_fails_to_start_and_leaves_no_thread(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        before = threading.active_count()
+        redis_server.kill()
+        with pytest.raises(Unavailable):
+            await Worker(redis_server.url, QUEUE, double, timeout=0.5).start()
+        await wait_until(lambda: threading.active_count() <= before)
+
+    run(scenario())
+
+
 REST = {"pending": 0, "idle": pytest.approx(0, abs=1e9)}
 
 

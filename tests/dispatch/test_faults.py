@@ -107,7 +107,10 @@ def test_every_request_is_answered_once_when_a_worker_is_killed(
     redis_server: RedisServer, ledger: Ledger
 ) -> None:
     async def scenario() -> None:
-        with worker_processes(redis_server, ledger, 3) as processes, redis_server.client as redis:
+        with (
+            worker_processes(redis_server, ledger, 3, lease=2.0) as processes,
+            redis_server.client as redis,
+        ):
             client, core = client_of(redis_server)
             calls = [client.submit(item, timeout=PATIENCE) for item in range(2000)]
             for process in processes[:2]:

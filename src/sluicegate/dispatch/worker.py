@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, Self
@@ -20,6 +20,7 @@ from sluicegate._validate import check_positive, check_whole
 from sluicegate.dispatch.batcher import Batcher
 from sluicegate.dispatch.consumer import Consumer, Slots
 from sluicegate.dispatch.handler import Handler, Outcome
+from sluicegate.dispatch.handler_threads import HandlerThreads
 from sluicegate.dispatch.keys import QueueKeys
 from sluicegate.dispatch.metrics import worker_text
 from sluicegate.dispatch.queue_admin import read_status
@@ -133,14 +134,18 @@ class Worker:
             )
             for keys, core in zip(self._keys, self._cores, strict=True)
         ]
-        for consumer in self._consumers:
-            await consumer.start()
+        try:
+            for consumer in self._consumers:
+                await consumer.start()
+        except BaseException:
+            await self.stop(0.0)
+            raise
 
     async def stop(self, timeout: float = 10.0) -> int:
         """Finish what runs within `timeout` seconds, answer, and give back the rest.
 
         Returns how many batches had not ended. A handler that runs in a thread cannot be ended:
-        its results are discarded, but Python waits for it at the exit.
+        its results are discarded.
         """
         self._is_stopping = True
         if self._timer is not None:
@@ -186,7 +191,7 @@ class Worker:
                 initializer=begin_handler_process,
                 initargs=(os.getpid(),),
             )
-        return ThreadPoolExecutor(self._concurrency, thread_name_prefix="sluicegate-handler")
+        return HandlerThreads(self._concurrency)
 
     def _begin_batches(self) -> None:
         """Begin all batches that are due and have a free slot."""

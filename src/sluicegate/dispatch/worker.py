@@ -265,7 +265,7 @@ class Worker:
                 for task, (status, data) in zip(batch.tasks, outcomes, strict=True)
             ]
         )
-        consumer.flush()  # at once: a pass of the loop is a tenth of the time of a quick call
+        consumer.flush()  # at once: the next pass of the loop is a system call later
         self._begin_batches()
 
     def __repr__(self) -> str:

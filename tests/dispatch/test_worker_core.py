@@ -157,6 +157,28 @@ def test_a_cancelled_task_is_not_run() -> None:
     assert core.stats.tasks == {"cancelled": 1}
 
 
+def test_a_cancellation_that_overtakes_its_task_holds() -> None:
+    core = core_of()
+    core.cancel([(1, b"1-0")])  # the control stream has a connection of its own
+    core.add(0.0, [task(number) for number in range(3)], 0.0)
+    batch, _ = core.take(0.0)
+    assert batch is not None
+    assert numbers(batch.tasks) == [0, 2]
+    assert core.held == 2
+    core.cancel([(1, b"%d-0" % number) for number in range(10, 5000)])
+    assert len(core._cancelled_early) <= 1000
+
+
+def test_a_task_that_another_worker_took_over_may_come_back() -> None:
+    core = core_of()
+    core.add(0.0, [task(0, timeout=9.0)], 0.0)
+    assert numbers(core.disown([(1, b"0-0")])) == [0]
+    core.add(1.0, [task(0, timeout=9.0, deliveries=3)], 1.0)
+    batch, _ = core.take(1.0)
+    assert batch is not None
+    assert numbers(batch.tasks) == [0]
+
+
 def test_a_busy_worker_takes_over_lost_tasks_unless_it_is_busy_for_long() -> None:
     core = core_of(4, lease=2.0)
     core.add(0.0, [task(number) for number in range(4)], 0.0)

@@ -243,7 +243,7 @@ class Consumer:
             part = due[first : first + _MOST_ENDINGS]
             kept = await self._scripts.renew(self._worker, [task.id for task in part])
             lost = [task.id for task, is_ours in zip(part, kept, strict=True) if not is_ours]
-            self.core.cancel(lost)
+            self.core.disown(lost)
 
     async def _reap(self) -> None:
         slots = self._slots

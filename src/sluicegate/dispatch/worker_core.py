@@ -34,6 +34,7 @@ __all__ = ["Batch", "WorkerCore"]
 FETCH_AHEAD = 0.05  # seconds before the end of a batch at which the next may be fetched
 _LEAST_AHEAD = 0.001
 _MARGIN = 1.3  # by how much batches may take longer than estimated
+_MOST_EARLY = 1000  # cancellations of tasks that were not delivered yet
 _TRY_EVERY = 1.0  # seconds without a batch after which one is tried whatever the estimate says
 
 
@@ -57,6 +58,7 @@ class WorkerCore:
         self.stats = WorkerStats()
         self._pool: list[Task] = []  # in the order in which they are served
         self._held: dict[TaskId, Task] = {}
+        self._cancelled_early: dict[TaskId, None] = {}
         self._last_run = float("-inf")
 
     @property
@@ -97,6 +99,10 @@ class WorkerCore:
         together = min(len(self._pool) + len(tasks), self.batcher.max_batch)
         for task in tasks:
             if task.id in self._held:
+                continue
+            if self._cancelled_early and task.id in self._cancelled_early:
+                del self._cancelled_early[task.id]
+                self.stats.tasks["cancelled"] += 1
                 continue
             task.arrived_at = task.renewed_at = now
             self._held[task.id] = task
@@ -140,9 +146,23 @@ class WorkerCore:
             self._held.pop(task.id, None)
 
     def cancel(self, ids: Iterable[TaskId]) -> list[Task]:
-        """Nobody waits for these tasks any more. Returns those that would have run."""
-        cancelled = set(ids)
-        pooled = [task for task in self._pool if task.id in cancelled]
+        """Nobody waits for these tasks any more. Returns those that would have run.
+
+        A cancellation may overtake its task, which comes over another connection: such a task is
+        ended when it comes.
+        """
+        cancelled = list(ids)
+        for id in cancelled:
+            if id not in self._held:
+                self._cancelled_early[id] = None
+        while len(self._cancelled_early) > _MOST_EARLY:
+            del self._cancelled_early[next(iter(self._cancelled_early))]
+        return self.disown(cancelled)
+
+    def disown(self, ids: Iterable[TaskId]) -> list[Task]:
+        """These tasks are no longer this worker's. Returns those that would have run."""
+        disowned = set(ids)
+        pooled = [task for task in self._pool if task.id in disowned]
         self._remove(pooled)
         self.confirm(pooled)
         self.stats.tasks["cancelled"] += len(pooled)

@@ -419,6 +419,30 @@ def test_what_would_finish_late_is_not_begun(redis_server: RedisServer) -> None:
     run(scenario())
 
 
+def test_what_was_fetched_with_a_dropped_request_runs(redis_server: RedisServer) -> None:
+    """A fetch takes as many of each priority; the others were left when one was dropped."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE)
+        worker = Worker(redis_server.url, QUEUE, gate, max_batch=1)
+        async with worker, client:
+            first = client.submit("first", timeout=PATIENCE)
+            await wait_until(lambda: gate.batches)
+            for _ in range(50):
+                worker.cores[QUEUE].time.observe(1, 10 * PATIENCE)
+            hopeless = client.submit("hopeless", timeout=PATIENCE, priority=1)
+            calls = [client.submit(one, timeout=99 * PATIENCE, priority=one) for one in (0, -1)]
+            with redis_server.client as redis:
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:-1") == 1)
+            gate.opened.set()
+            assert await first == "first"
+            assert await asyncio.wait_for(asyncio.gather(*calls), PATIENCE) == [0, -1]
+            await asyncio.gather(hopeless, return_exceptions=True)
+
+    run(scenario())
+
+
 def test_a_stopping_worker_finishes_its_batch_and_gives_back_the_rest(
     redis_server: RedisServer,
 ) -> None:

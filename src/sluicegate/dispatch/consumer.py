@@ -167,11 +167,18 @@ class Consumer:
             now = self.now()
             slots = self._slots
             wanted = self.core.wanted(now, slots.free, slots.next_free_at())
+            if not wanted and refills:
+                refills = 0  # some of what was fetched was not dropped, and fills the pool
+                self._on_tasks()
+                continue
             if not wanted:
-                refills = 0
                 await self._wait(now)
                 continue
-            tasks = await self._read_tasks(wanted, is_blocking=not refills)
+            try:
+                tasks = await self._read_tasks(wanted, is_blocking=not refills)
+            except (SluicegateError, OSError):
+                self._on_tasks()  # what was fetched before does not wait for the next fetch
+                raise
             has_dropped = self._add(tasks)
             if has_dropped and len(tasks) >= wanted and refills < _MOST_REFILLS:
                 refills += 1  # more are waiting: a batch of what is left would be small

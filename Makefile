@@ -42,6 +42,7 @@ soak: .venv/test .venv/core ## the tests with many more examples, kills and rand
 	HYPOTHESIS_PROFILE=soak $(PYTEST) tests -o timeout=1500 -o faulthandler_timeout=1800
 	$(BIN)/sluicegate simulate random --runs 20000 --jobs $$(nproc) --seed $$(date +%s)
 	$(BIN)/sluicegate simulate pacing-random --runs 10000 --jobs $$(nproc) --seed $$(date +%s)
+	$(BIN)/sluicegate simulate dispatch-random --runs 20000 --jobs $$(nproc) --seed $$(date +%s)
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist src/*.egg-info .coverage .*_cache .hypothesis

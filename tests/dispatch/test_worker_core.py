@@ -213,7 +213,7 @@ def test_under_overload_nearly_all_of_the_capacity_is_answered_in_time(
     answered in time: the check would fail without the rule.
     """
     if only_late:
-        monkeypatch.setattr("sluicegate.dispatch.worker_core._MARGIN", 0.0)
+        monkeypatch.setattr(WorkerCore, "margin", 0.0)
     chance = random.Random(seed)
     core = core_of(16)
     seconds_of = lambda count: (0.02 + 0.005 * count) * chance.uniform(0.9, 1.1)  # noqa: E731

@@ -33,7 +33,6 @@ __all__ = ["Batch", "WorkerCore"]
 
 FETCH_AHEAD = 0.05  # seconds before the end of a batch at which the next may be fetched
 _LEAST_AHEAD = 0.001
-_MARGIN = 1.3  # by how much batches may take longer than estimated
 _MOST_EARLY = 1000  # cancellations of tasks that were not delivered yet
 _TRY_EVERY = 1.0  # seconds without a batch after which one is tried whatever the estimate says
 
@@ -50,6 +49,8 @@ class Batch:
 
 
 class WorkerCore:
+    margin = 1.3  # by how much batches may take longer than estimated
+
     def __init__(self, batcher: Batcher, *, lease: float = 10.0, max_deliveries: int = 3) -> None:
         self.batcher = batcher
         self.lease = lease
@@ -221,7 +222,7 @@ class WorkerCore:
                 self.stats.tasks["failed"] += 1
                 return Ending(task, FAILED, {"error": f"{type(error).__name__}: {error}"})
         load = float(together) if self.batcher.cost is None else task.cost
-        ends_at = max(now, begins_at) + _MARGIN * self.time.estimate(load)
+        ends_at = max(now, begins_at) + self.margin * self.time.estimate(load)
         is_hopeless = task.deadline <= now or (
             task.deadline < ends_at and now - self._last_run < _TRY_EVERY
         )
@@ -229,7 +230,7 @@ class WorkerCore:
 
     def _late(self, now: float, tasks: Sequence[Task]) -> list[Task]:
         """The tasks of a batch that would probably end after their deadlines."""
-        ends_at = now + _MARGIN * self.time.estimate(self.batcher.load(tasks))
+        ends_at = now + self.margin * self.time.estimate(self.batcher.load(tasks))
         return [task for task in tasks if task.deadline < ends_at or task.deadline <= now]
 
     def _drop(self, now: float, task: Task) -> Ending:

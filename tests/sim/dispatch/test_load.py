@@ -1,0 +1,24 @@
+"""The figures of dispatch under load, in virtual time."""
+
+import pytest
+
+from sluicegate.sim.dispatch.load import DropsOnlyLate, overload, padding
+
+pytestmark = pytest.mark.no_cover
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nine_tenths_of_the_capacity_are_answered_in_time_at_three_times_the_load(
+    seed: int,
+) -> None:
+    ours = overload(seed, seconds=4.0)
+    assert ours.audit.violations == []
+    assert ours.audit.counts["sent"] > 4000
+    assert 0.9 <= ours.share <= 1.05
+    others = overload(seed, core=DropsOnlyLate, seconds=4.0)
+    assert others.share <= 0.19
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_of_like_lengths_are_worth_seven_tenths_more_texts(seed: int) -> None:
+    assert padding(seed, by_size=True) >= 1.7 * padding(seed, by_size=False)

@@ -6,6 +6,7 @@ command alone. Bytes that are no RESP, and replies of more than `MAX_REPLY_BYTES
 `ProtocolError`; nothing of that connection can be trusted afterwards.
 """
 
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,8 @@ from sluicegate.errors import ProtocolError, Unavailable
 __all__ = ["MAX_REPLY_BYTES", "ErrorReply", "Replies", "load", "pack"]
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
+
+_packer: Callable[[tuple[object, ...]], bytes] | None = None  # set when hiredis is first needed
 
 
 class ErrorReply(Unavailable):
@@ -46,6 +49,20 @@ def load(name: str) -> ModuleType:
 
 def pack(*words: bytes | str | int | float) -> bytes:
     """One command as it goes over the wire."""
+    try:
+        return _compiled_pack(words)
+    except TypeError:  # it takes no subclasses, such as bool
+        return _pack_any(words)
+
+
+def _compiled_pack(words: tuple[object, ...]) -> bytes:
+    global _packer
+    if _packer is None:
+        _packer = load("hiredis").pack_command
+    return _packer(words)
+
+
+def _pack_any(words: Sequence[object]) -> bytes:
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         if not isinstance(word, bytes):

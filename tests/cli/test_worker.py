@@ -199,17 +199,24 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_processes_of_a_killed_worker_do_not_outlive_it(
+def test_a_handler_process_outlives_ctrl_c_but_not_its_worker(
     start: Start, client: SyncDispatcher, folder: Path
 ) -> None:
+    began, pid_file, go_on = folder / "began", folder / "pid", folder / "go-on"
     worker = start("app:process", "--processes", "--lease", "1")
     answer = client.submit("x", timeout=3 * PATIENCE)
-    pid = int(wait_for(lambda: (folder / "pid").exists() and (folder / "pid").read_text()))
+    pid = int(wait_for(lambda: pid_file.exists() and pid_file.read_text()))
     assert pid != worker.process.pid
-    os.kill(pid, signal.SIGINT)  # as Ctrl-C in a terminal does: it goes on
+    os.kill(pid, signal.SIGINT)  # a terminal sends it to all: the batch is finished
+    go_on.touch()
+    assert answer.result(PATIENCE) == pid
+    go_on.unlink()
+    began.unlink()
+    answer = client.submit("x", timeout=3 * PATIENCE)
+    wait_for(began.exists)
     worker.stop(signal.SIGKILL)
     wait_for(lambda: not is_running(pid))
-    (folder / "go-on").touch()
+    go_on.touch()
     second = start("app:process", "--processes", "--concurrency", "2", "--lease", "1")
     assert answer.result(2 * PATIENCE) not in (pid, second.process.pid)
     assert second.stop() == 0

@@ -1,0 +1,50 @@
+"""`Worker.run` in a program of one's own; `sluicegate worker` is tested in tests/cli."""
+
+import signal
+import subprocess
+import sys
+
+import httpx
+
+from sluicegate import SyncDispatcher
+from tests.harness.servers import RedisServer, default_signals, reserve_port
+from tests.harness.waits import PATIENCE, Output
+
+PROGRAM = """
+import logging, signal, sys
+from sluicegate import Worker
+
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+before = signal.getsignal(signal.SIGINT)
+worker = Worker(sys.argv[1], "q", lambda items: [2 * item for item in items])
+unfinished = worker.run(5.0, metrics=f"127.0.0.1:{sys.argv[2]}")
+print("unfinished:", unfinished)
+print("restored:", signal.getsignal(signal.SIGINT) is before)
+"""
+
+
+def test_a_program_runs_a_worker_until_a_signal_and_goes_on(redis_server: RedisServer) -> None:
+    with reserve_port() as reserved:
+        port = reserved.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, redis_server.url, str(port)],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=default_signals,
+        )
+        assert process.stdout is not None
+        output = Output(process.stdout)
+        try:
+            output.wait_for("worker started: ")
+            with SyncDispatcher(redis_server.url, "q", timeout=PATIENCE) as client:
+                assert client.call_many([1, 2], timeout=PATIENCE) == [2, 4]
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE).text
+            assert 'sluicegate_dispatch_answered_total{queue="q"} 2' in text
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+            process.wait()
+    *_, stopped, unfinished, restored = output.text().splitlines()
+    assert stopped.startswith("worker stopped: queue q: 2 answered, 0 failed, 0 dropped, ")
+    assert (unfinished, restored) == ("unfinished: 0", "restored: True")

@@ -150,7 +150,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     except SluicegateError as error:
         return _failed(error)
     if unfinished:
-        # Python would wait for the threads of the handler.
+        # Python would wait for the processes of the handler.
         logging.shutdown()
         os._exit(1)
     return 0

@@ -111,7 +111,8 @@ class QueueModel:
         """XREADGROUP: up to `count` of each stream, the most urgent stream first."""
         taken = []
         for place, stream in enumerate(self.streams):
-            stream.consumers[worker] = _ms(now)
+            if stream.waiting:
+                stream.consumers[worker] = _ms(now)
             for id in list(islice(stream.waiting, count)):
                 payload = stream.delivered[id] = stream.waiting.pop(id)
                 stream.pending[id] = Pending(worker, _ms(now), 1)

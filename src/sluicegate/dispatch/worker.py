@@ -144,8 +144,8 @@ class Worker:
     async def stop(self, timeout: float = 10.0) -> int:
         """Finish what runs within `timeout` seconds, answer, and give back the rest.
 
-        Returns how many batches had not ended. A handler that runs in a thread cannot be ended:
-        its results are discarded.
+        Returns how many batches had not ended. Their handlers cannot be ended: their results are
+        discarded, and those that run in processes hold up the end of the program.
         """
         self._is_stopping = True
         if self._timer is not None:

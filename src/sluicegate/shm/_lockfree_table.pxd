@@ -30,7 +30,7 @@ cdef enum:
     SALTS = 4
     MAX_KEY_BYTES = 255      # bytes
     PURPOSE_BYTES = 2048     # bytes
-    MAX_PAYLOAD = 104        # doubles: the most that a record may have, items included
+    MAX_PAYLOAD = 106        # doubles: the most that a record may have, items included
 
 cdef enum Kind:
     TEXT = 1

@@ -11,7 +11,7 @@ cost that is expected, since nobody can foresee another one, and charges the rea
               passes when it is full, and the rest is a debt
     begins    with one slot's refill, or full if it holds less, as a bucket of the ledger does
 
-`Comparison` runs the buckets of one user beside the cluster and gives two figures:
+`Comparison` runs the buckets of one user beside the cluster and gives three figures:
 
     shortfall   1 - admitted / what the ideal admitted. Both are amounts of the user's scarcest
                 resource: the one whose demand is largest against its limit. Only requests that
@@ -23,6 +23,11 @@ cost that is expected, since nobody can foresee another one, and charges the rea
                 limit * window + burst, in requests: units divided by the largest cost that passed.
                 The burst is the capacity, or the largest cost that passed if that is more: else
                 the ideal itself would have an excess. Never negative
+
+    cheap_shortfall   the same of the cheapest class alone, in requests. Requests that are expected
+                to cost the same are a class. In the sum of all amounts a few large requests hide it
+                when many small ones are refused. None for a user with one class, or if the ideal
+                admitted less than twenty of the cheapest: then it is chance
 
 Amounts and not requests are compared, since the costs of requests may differ by far. With a heavy
 tail one request may leave a debt of twenty others, on one side and not on the other. It counts as
@@ -45,7 +50,9 @@ from sluicegate.quota.ledger.limit_entry import Entry
 __all__ = ["Comparison", "IdealBucket"]
 
 _ROUNDING = 1e-9
+_LEAST_OF_CLASS = 20  # requests that the ideal admitted
 
+Class = tuple[tuple[str, float], ...]  # what a request is expected to cost
 Limits = Sequence[tuple[float, Entry | None]]  # from which time on; None: no limit
 
 
@@ -162,6 +169,8 @@ class Comparison:
         self._has_late_costs = False
         self._resources: dict[str, _Resource] = {}
         self._limited: dict[str, _Resource] = {}  # those with a limit at this time
+        # Requests that arrived after the warm-up and were admitted: by the ideal, by the cluster.
+        self._classes: dict[Class, list[int]] = {}
 
     def offered(
         self,
@@ -184,6 +193,8 @@ class Comparison:
             if resource is not None:
                 resource.ideal.bucket.refill(time)
                 admitted = resource.ideal.bucket.allows(cost, admitted)
+        if self._is_warm:
+            self._class_of(costs if expected is None else expected)[0] += admitted
         for name, cost in costs.items():
             resource = limited.get(name)
             if resource is not None:
@@ -194,10 +205,17 @@ class Comparison:
         return admitted
 
     def admitted(
-        self, time: float, arrival: float, costs: Mapping[str, float], count: int = 1
+        self,
+        time: float,
+        arrival: float,
+        costs: Mapping[str, float],
+        count: int = 1,
+        expected: Mapping[str, float] | None = None,
     ) -> None:
         """The cluster admits `count` requests at `time` that have come at `arrival`."""
         self._follow(time)
+        if arrival >= self._warm_up:
+            self._class_of(costs if expected is None else expected)[1] += count
         for name, cost in costs.items():
             resource = self._limited.get(name)
             if resource is None:
@@ -212,6 +230,9 @@ class Comparison:
                 passed.take(cost * count)
                 resource.most_over = max(resource.most_over, -passed.level)
                 resource.largest = max(resource.largest, cost)
+
+    def _class_of(self, expected: Mapping[str, float]) -> list[int]:
+        return self._classes.setdefault(tuple(expected.items()), [0, 0])
 
     def _follow(self, time: float) -> None:
         """Take up the limits in force, and note the end of the warm-up."""
@@ -270,6 +291,15 @@ class Comparison:
             return None
         short = 1.0 - ours / best
         return short if abs(short) > _ROUNDING else 0.0
+
+    def cheap_shortfall(self, end: float) -> float | None:
+        """None: there is one class, or the ideal admitted too few of the cheapest."""
+        scarcest = self.scarcest(end)
+        if len(self._classes) < 2 or scarcest is None:
+            return None
+        cheapest = min(self._classes, key=lambda expected: dict(expected).get(scarcest, 0.0))
+        ideal, cluster = self._classes[cheapest]
+        return 1.0 - cluster / ideal if ideal >= _LEAST_OF_CLASS else None
 
     def excess(self) -> float | None:
         figures = [resource.excess() for resource in self._resources.values()]

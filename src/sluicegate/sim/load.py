@@ -67,6 +67,7 @@ class Offered:
     costs: Mapping[str, float]
     arrival: float  # seconds since the simulation began
     is_counted: bool  # whether it came after the warm-up
+    expected: Mapping[str, float] | None = None  # the mean cost, if the real one is not known
 
 
 @dataclass(slots=True)
@@ -112,6 +113,10 @@ class Load:
             self._cells.append(
                 [] if audit is None else [(audit.cell(*key), amount) for key, amount in keys]
             )
+        self._of_user: dict[tuple[str, str], list[Stream]] = {}
+        for stream in streams:
+            owner = stream.traffic.service, stream.traffic.user
+            self._of_user.setdefault(owner, []).append(stream)
         self._touched: dict[str, Machine] = {}
         self._turn = 0  # whose turn it is to get a line that names no node
         self._can_wait = cluster.scenario.wait and cluster.can_wait
@@ -358,12 +363,29 @@ class Load:
         if is_counted:
             track.offered += count
         comparison = self.comparisons.get((service, user))
+        expected = None
         if comparison is not None:
-            expected = None
             if stream is not None and stream.constant_cost is None:
-                expected = stream.expected_cost
+                expected = self._expected_cost(stream)
             comparison.offered(now, costs, count, expected)
-        return Offered(service, user, costs, now, is_counted)
+        return Offered(service, user, costs, now, is_counted, expected)
+
+    def _expected_cost(self, stream: Stream) -> Mapping[str, float]:
+        """What a request is taken to cost of which nobody tells it: the mean of all of the user."""
+        owner = stream.traffic.service, stream.traffic.user
+        streams = self._of_user[owner]
+        if len(streams) == 1:
+            return stream.expected_cost
+        rates = [each.traffic.rate.at(self._world.now) for each in streams]
+        mean = {}
+        for resource in stream.expected_cost:
+            units = count = 0.0
+            for rate, each in zip(rates, streams, strict=True):
+                if resource in each.expected_cost:
+                    units += rate * each.expected_cost[resource]
+                    count += rate
+            mean[resource] = units / count if count else stream.expected_cost[resource]
+        return mean
 
     def _meet(self, service: str, user: str) -> Track:
         track = self.tracks[service, user] = Track()
@@ -382,7 +404,7 @@ class Load:
             self.tracks[owner].admit(int(now / self._step_seconds), request.costs, count)
             comparison = self.comparisons.get(owner)
             if comparison is not None:
-                comparison.admitted(now, request.arrival, request.costs, count)
+                comparison.admitted(now, request.arrival, request.costs, count, request.expected)
 
     def _refused(self, request: Offered, count: int, machine: Machine) -> None:
         if count and self._audit is not None:

@@ -11,8 +11,10 @@ cells, a figure is the worst of them.
     under                      1 - admitted / min(asked for, allowed), the latter by stretches of
                                ten slots: what could have passed
     shortfall                  1 - admitted / what one perfect bucket would have admitted
+    cheap_shortfall            the same of the cheapest requests alone, in requests, of users whose
+                               requests differ in what they are expected to cost
     excess                     the most by which any window held more than limit * window + burst,
-                               in requests (both: see ideal.py)
+                               in requests (all three: see ideal.py)
     lowest_second              the least that any second let through of what it could have
     nothing                    share of the seconds with demand in which nothing passed
     jain                       Jain's index of fairness between equal nodes; 1 is perfectly fair
@@ -59,6 +61,7 @@ GOALS: dict[str, Goal] = {
     "over_60_units": Goal(True, "over 60 s, units", False),
     "under": Goal(True, "under", True),
     "shortfall": Goal(True, "shortfall", True),
+    "cheap_shortfall": Goal(True, "shortfall, cheapest", True),
     "excess": Goal(True, "excess, requests", False),
     "lowest_second": Goal(False, "lowest second", True),
     "nothing": Goal(True, "seconds of nothing", True),
@@ -101,6 +104,7 @@ class Measures:
     over_60_units: float | None = None
     under: float | None = None
     shortfall: float | None = None
+    cheap_shortfall: float | None = None
     excess: float | None = None
     lowest_second: float | None = None
     nothing: float | None = None

@@ -303,6 +303,8 @@ class _Run:
         end = self._scenario.seconds
         comparisons = self._load.comparisons.values()
         shortfalls = [comparison.shortfall(end) for comparison in comparisons]
+        cheap = [comparison.cheap_shortfall(end) for comparison in comparisons]
         excesses = [comparison.excess() for comparison in comparisons]
         measures.shortfall = max((one for one in shortfalls if one is not None), default=None)
+        measures.cheap_shortfall = max((one for one in cheap if one is not None), default=None)
         measures.excess = max((one for one in excesses if one is not None), default=None)

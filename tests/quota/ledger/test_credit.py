@@ -303,17 +303,22 @@ def test_nodes_ask_less_often_when_there_are_many() -> None:
 
 @given(
     st.lists(st.floats(0.0, 1000.0), min_size=1, max_size=3),
+    st.lists(st.floats(0.1, 50.0), min_size=3, max_size=3),
     st.lists(
-        st.tuples(st.integers(1, 300), st.lists(st.floats(0.1, 50.0), min_size=3, max_size=3)),
+        st.tuples(st.integers(1, 300), st.lists(st.floats(1.0, 1.9), min_size=3, max_size=3)),
         min_size=1,
         max_size=8,
     ),
 )
 def test_shares_are_max_min_fair_in_whole_requests(
-    available: list[float], waiters: list[tuple[int, list[float]]]
+    available: list[float], least: list[float], waiters: list[tuple[int, list[float]]]
 ) -> None:
+    """No request costs twice as much as another: larger ones are passed."""
     count = len(available)
-    rows = [(float(requests), costs[:count]) for requests, costs in waiters]
+    rows = [
+        (float(requests), [least[r] * factors[r] for r in range(count)])
+        for requests, factors in waiters
+    ]
     given = max_min(available, [math.inf] * count, rows)
     left = [
         available[r] - sum(amount * row[1][r] for amount, row in zip(given, rows, strict=True))
@@ -329,6 +334,23 @@ def test_shares_are_max_min_fair_in_whole_requests(
     if unmet:  # the next one in turn could not have one more
         _, costs = min(unmet, key=itemgetter(0))
         assert any(a < c + 1e-3 for a, c in zip(left, costs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("waiters", "given"),
+    [
+        ([(1, [400.0]), (50, [1.0])], [0.0, 50.0]),  # a small request passes a large one
+        ([(50, [1.0]), (1, [400.0])], [50.0, 0.0]),
+        ([(1, [400.0]), (50, [1.0]), (50, [1.0])], [0.0, 50.0, 50.0]),
+        ([(1, [100.1]), (1, [90.0])], [0.0, 0.0]),  # one that is nearly as large does not
+        ([(1, [90.0]), (1, [100.1])], [1.0, 0.0]),
+        ([(1, [60.0]), (10, [1.0])], [1.0, 10.0]),
+    ],
+)
+def test_requests_pass_larger_ones_that_there_is_not_enough_for(
+    waiters: list[tuple[float, list[float]]], given: list[float]
+) -> None:
+    assert max_min([100.0], [1000.0], waiters) == given
 
 
 class Reference:

@@ -25,8 +25,11 @@ cdef extern from *:
     """
     /* Totals that differ by this part of their size are the same. */
     #define ROUNDING 1e-9
+    /* A waiter passes those before it that there is not enough for, if it needs at most this part of what they do.
+       Where the costs of nodes are nearly the same, the order of the queue is fair. */
+    #define OVERTAKING_PART 0.5
     """
-    const double ROUNDING
+    const double ROUNDING, OVERTAKING_PART
 
 
 cdef inline double outstanding_of(const NodeCell *cell) noexcept nogil:
@@ -128,6 +131,60 @@ cdef inline bint _fits(
     return True
 
 
+cdef inline bint _is_behind(int resources, const double *blocked, const double *costs) noexcept nogil:
+    """Whether a waiter must not pass those before it that there is not enough for."""
+    cdef int r
+    for r in range(resources):
+        if costs[r] > OVERTAKING_PART * blocked[r]:
+            return True
+    return False
+
+
+cdef inline void _note_blocked(
+    int resources, const double *left, const double *capacities, const double *costs, double *blocked
+) noexcept nogil:
+    """There is not enough for a waiter."""
+    cdef int r
+    for r in range(resources):
+        if left[r] < min(costs[r], capacities[r]) - 1e-6 * costs[r]:
+            blocked[r] = min(blocked[r], costs[r])
+
+
+cdef inline void _mark_blocked(
+    int count,
+    int resources,
+    const double *available,
+    const double *capacities,
+    Waiter *waiters,
+    const double *costs,
+    double *blocked,
+) noexcept nogil:
+    """Set `given` to -1 where there is not enough for a single request, or for one before it that is as large.
+
+    One perfect bucket admits whatever fits: a request that costs more than is there does not keep smaller ones
+    from passing. `blocked` gets, of each resource, the smallest cost that there is not enough for.
+    """
+    cdef int i, r
+    for r in range(resources):
+        blocked[r] = INFINITY
+    for i in range(count):
+        waiters[i].given = 0.0
+        if _is_behind(resources, blocked, &costs[i * resources]) or not _fits(
+            resources, available, capacities, &costs[i * resources]
+        ):
+            waiters[i].given = -1.0
+            _note_blocked(resources, available, capacities, &costs[i * resources], blocked)
+
+
+cdef inline bint _may_pass(int resources, const double *costs, const double *unfit) noexcept nogil:
+    """Whether a waiter may pass one that did not fit, if any."""
+    cdef int r
+    for r in range(resources if unfit != NULL else 0):
+        if costs[r] > OVERTAKING_PART * unfit[r]:
+            return False
+    return True
+
+
 cdef inline void share_out(
     int count,
     int resources,
@@ -139,11 +196,14 @@ cdef inline void share_out(
 ) noexcept nogil:
     """Max-min fair in whole requests, all resources together; the remainder to those first in the queue.
 
-    `costs` has a row of `resources` for each waiter; `left` gets what remains available.
+    Those that there is not enough for get nothing, and smaller requests pass them. `costs` has a row of
+    `resources` for each waiter; `left` gets what remains available.
     """
     cdef int i, r
     cdef bint is_met
     cdef double level = 0.0, raised, wanted, met
+    cdef const double *unfit = NULL
+    _mark_blocked(count, resources, available, capacities, waiters, costs, left)
     while True:
         # Raise the level until what is wanted below it, and the level for the rest, take all of a resource.
         raised = INFINITY
@@ -151,6 +211,8 @@ cdef inline void share_out(
         for r in range(resources):
             wanted = met = 0.0
             for i in range(count):
+                if waiters[i].given < 0.0:
+                    continue
                 if waiters[i].requests <= level:
                     met += waiters[i].requests * costs[i * resources + r]
                 else:
@@ -167,14 +229,19 @@ cdef inline void share_out(
     for r in range(resources):
         left[r] = available[r]
     for i in range(count):
+        if waiters[i].given < 0.0:
+            continue
         waiters[i].given = min(waiters[i].requests, level)
         for r in range(resources):
             if costs[i * resources + r] > 0.0:
                 left[r] -= waiters[i].given * costs[i * resources + r]
     for i in range(count):
-        if waiters[i].given < waiters[i].requests:
+        if waiters[i].given < 0.0:
+            waiters[i].given = 0.0
+        elif waiters[i].given < waiters[i].requests and _may_pass(resources, &costs[i * resources], unfit):
             if not _fits(resources, left, capacities, &costs[i * resources]):
-                break
+                unfit = &costs[i * resources]
+                continue
             waiters[i].given += 1.0
             for r in range(resources):
                 left[r] -= costs[i * resources + r]

@@ -8,7 +8,7 @@ from libc.math cimport floor
 
 from sluicegate.quota.ledger._account cimport Account
 from sluicegate.quota.ledger._bucket cimport Bucket, capacity_of, position_of
-from sluicegate.quota.ledger._credit cimport available_of
+from sluicegate.quota.ledger._credit cimport OVERTAKING_PART, available_of
 from sluicegate.quota.ledger._service_ledger cimport ServiceLedger, milliseconds
 
 cdef extern from *:
@@ -68,7 +68,7 @@ cdef inline int count_turns(
 cdef inline double wait_of(
     ServiceLedger ledger, Account account, int position, double time, double interval
 ) noexcept:
-    """Seconds until it is the turn of a waiter, when each one before it is granted what it gets in turn.
+    """Seconds until it is the turn of a waiter, when each one before it that it does not pass gets its turn.
 
     Where very many wait, to add up what all of them need takes too long for each ask: the requests of the rest
     are taken to cost as much as its own.
@@ -86,7 +86,8 @@ cdef inline double wait_of(
             return MAX_WAIT_SECONDS
         missing = min(cost, capacity_of(bucket)) - available_of(bucket)
         for i in range(min(position, ADDED_WAITERS)):
-            missing += requests * account.costs[i * account.count + r]
+            if cost > OVERTAKING_PART * account.costs[i * account.count + r]:
+                missing += requests * account.costs[i * account.count + r]
         missing += requests * max(0, position - ADDED_WAITERS) * cost
         if missing > 0.0:
             wait = max(wait, missing / bucket.rate * ledger.slot_seconds)

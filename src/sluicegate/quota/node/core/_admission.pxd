@@ -31,23 +31,29 @@ cdef extern from *:
     #define SG_SLACK 2e-7
     /* A mean over about eight requests follows a user whose costs change. */
     #define SG_MEAN_WEIGHT 0.125
+    /* Large requests may be rare: what they cost is remembered for longer. */
+    #define SG_PEAK_WEIGHT 0.015625
     /* The rate of requests is measured over about this many seconds. */
     #define SG_RATE_SECONDS 0.2
     /* Without a central and without `fallback`: requests per second for each user. */
     #define SG_FALLBACK_REQUESTS 10.0
     /* Totals are capped here: a report cannot carry a larger one. */
     #define SG_MAX_TOTAL 1e18
+    /* A request without an expected cost is cheaper than what was asked for if the mean is less than this part. */
+    #define SG_CHEAPER_MEAN 0.5
     """
     const double SLACK "SG_SLACK"
     const double MEAN_WEIGHT "SG_MEAN_WEIGHT"
+    const double PEAK_WEIGHT "SG_PEAK_WEIGHT"
     const double RATE_SECONDS "SG_RATE_SECONDS"
     const double FALLBACK_REQUESTS "SG_FALLBACK_REQUESTS"
     const double MAX_TOTAL "SG_MAX_TOTAL"
+    const double CHEAPER_MEAN "SG_CHEAPER_MEAN"
 
 cdef enum:
     MAX_CELLS = 8
     USER_WORDS = 10  # doubles of a UserRecord
-    CELL_WORDS = 11  # of a ResourceCell
+    CELL_WORDS = 12  # of a ResourceCell
     REQUEST_STARTS = 0  # the resource that counts the beginnings of requests; in no report
 
 cdef enum:  # flags of a ResourceCell
@@ -55,6 +61,7 @@ cdef enum:  # flags of a ResourceCell
     HAS_ALLOWANCE = 2
     IS_TOLD = 4  # a leader has told that the resource is limited
     MEAN_IS_TOLD = 8  # the mean is what the leader takes a request to cost
+    IS_CHEAPER = 16  # `least` is less than what the last ask was for
 
 cdef enum State:
     FALLBACK = 0
@@ -104,6 +111,8 @@ cdef struct ResourceCell:
     float allowance          # what may be spent without a grant
     float share              # units per slot, at which the allowance accrues
     float mean               # of what requests cost; while unknown, 1
+    float peak               # the mean, but at least what one that was short has cost lately
+    float least              # the cheapest request that credit is asked for, or for which there is none; 0: a mean one
     uint8_t resource
     uint8_t flags            # HAS_MEAN, HAS_ALLOWANCE, IS_TOLD, MEAN_IS_TOLD
     uint8_t is_limited       # by what holds now
@@ -220,7 +229,7 @@ cdef inline ResourceCell *get_or_add_cell(ResourceCell *cells, int *count, int r
             return NULL
     memset(cell, 0, sizeof(ResourceCell))
     cell.resource = <uint8_t> resource
-    cell.mean = 1.0
+    cell.mean = cell.peak = 1.0
     return cell
 
 
@@ -310,12 +319,12 @@ cdef inline bint accrue_allowance(UserRecord *user, ResourceCell *cells, int cou
         cell = &cells[i]
         if not cell.is_limited:
             continue
-        most = max(<double> cell.share, <double> cell.mean)
+        most = max(<double> cell.share, <double> cell.peak)
         if not cell.flags & HAS_ALLOWANCE:
             if window.user_fraction < 0.0:
                 return False
             cell.flags |= HAS_ALLOWANCE
-            cell.allowance += <float> (window.user_fraction * cell.mean)  # it may have a debt already
+            cell.allowance += <float> (window.user_fraction * cell.peak)  # it may have a debt already
             if not user.is_known:
                 cell.allowance += cell.share
         cell.allowance = <float> min(cell.allowance + cell.share * slots, most)
@@ -353,7 +362,7 @@ cdef inline bint has_room(UserRecord *user, ResourceCell *cell, double cost) noe
     if not has_allowance(user.state) or cell.share <= 0.0:
         return False
     # A request larger than the allowance can ever be passes when that is full.
-    needed = min(cost, max(<double> cell.share, <double> cell.mean))
+    needed = min(cost, max(<double> cell.share, <double> cell.peak))
     return cell.allowance >= needed - needed * SLACK
 
 
@@ -395,9 +404,37 @@ cdef inline double coming_requests(UserRecord *user, double seconds) noexcept no
     return 1.25 * mean + 3.0 * sqrt(mean)
 
 
-cdef inline bint is_empty(UserRecord *user, bint can_wait, WindowInfo *window) noexcept nogil:
-    """Whether the leader has nothing for the user. For a request that can wait it may recall some, if it is asked."""
-    return window.time < user.empty_until and (user.empty_for_all or not can_wait)
+cdef inline double ask_cost(ResourceCell *cell) noexcept nogil:
+    """What a request costs for which credit is asked."""
+    return cell.least if cell.least > 0.0 else cell.mean
+
+
+cdef inline bint costs_less(ResourceCell *cell, Costs *expect) noexcept nogil:
+    """Whether a request costs less of a resource than what the leader was asked for."""
+    cdef double cost = cost_of(cell, expect)
+    if expect == NULL:  # the mean moves from request to request
+        return 0.0 < cost < CHEAPER_MEAN * cell.least
+    return 0.0 < cost < (1.0 - 1e-6) * ask_cost(cell)
+
+
+cdef inline bint is_cheaper(ResourceCell *cells, int count, Costs *expect) noexcept nogil:
+    """Whether a request costs less than what the leader has not: there may be enough for it."""
+    cdef int i
+    for i in range(count):
+        if cells[i].is_limited and costs_less(&cells[i], expect):
+            return True
+    return False
+
+
+cdef inline bint is_empty(
+    UserRecord *user, ResourceCell *cells, int count, Costs *expect, bint can_wait, WindowInfo *window
+) noexcept nogil:
+    """Whether the leader has nothing for a request. For one that can wait it may recall some, if it is asked."""
+    return (
+        window.time < user.empty_until
+        and (user.empty_for_all or not can_wait)
+        and not is_cheaper(cells, count, expect)
+    )
 
 
 cdef inline bint needs_credit(
@@ -406,7 +443,7 @@ cdef inline bint needs_credit(
     """Whether to ask the leader now: the credit is used up, or would be before more can come."""
     cdef double coming, cost
     cdef int i
-    if is_empty(user, is_short and can_wait, window):
+    if is_empty(user, cells, count, expect, is_short and can_wait, window):
         return False
     if user.is_asking and window.time < user.asked_at + window.retry_seconds:
         return False
@@ -453,18 +490,56 @@ cdef inline void begin_request(
 
 
 cdef inline void update_mean(ResourceCell *cell, double amount, double times) noexcept nogil:
+    cdef bint has_peak = cell.peak != cell.mean
     amount = min(amount, MAX_TOTAL)
     if not cell.flags & HAS_MEAN:
         cell.flags |= HAS_MEAN
-        cell.mean = <float> amount
-    elif times == 1.0:
+        cell.mean = cell.peak = <float> amount
+        return
+    if times == 1.0:
         cell.mean += <float> ((amount - cell.mean) * MEAN_WEIGHT)
+        if has_peak:
+            cell.peak += <float> ((amount - cell.peak) * PEAK_WEIGHT)
     else:
         cell.mean = <float> (amount + (cell.mean - amount) * pow(1.0 - MEAN_WEIGHT, times))
+        if has_peak:
+            cell.peak = <float> (amount + (cell.peak - amount) * pow(1.0 - PEAK_WEIGHT, times))
+    if not has_peak or cell.peak < cell.mean * (1.0 + 1e-3):
+        cell.peak = cell.mean
+
+
+cdef inline bint note_least(
+    UserRecord *user, ResourceCell *cells, int count, Costs *expect, WindowInfo *window
+) noexcept nogil:
+    """Credit is needed for a request: the next ask is for the cheapest of those. Whether anything has changed."""
+    cdef bint is_first = not user.is_asking and window.time >= user.empty_until, is_changed = False
+    cdef float least
+    cdef int i
+    for i in range(count):
+        if not cells[i].is_limited:
+            continue
+        least = cells[i].least
+        if is_first:
+            cells[i].flags &= ~IS_CHEAPER
+            cells[i].least = 0.0 if expect == NULL else <float> min(cost_of(&cells[i], expect), MAX_TOTAL)
+        elif costs_less(&cells[i], expect):
+            cells[i].flags |= IS_CHEAPER
+            cells[i].least = <float> min(cost_of(&cells[i], expect), MAX_TOTAL)
+        is_changed = is_changed or least != cells[i].least
+    return is_changed
+
+
+cdef inline bint has_cheaper(ResourceCell *cells, int count) noexcept nogil:
+    """Whether a request is short that costs less than what the last ask was for."""
+    cdef int i
+    for i in range(count):
+        if cells[i].is_limited and cells[i].flags & IS_CHEAPER:
+            return True
+    return False
 
 
 cdef inline void learn_costs(ResourceCell *cells, int count, Costs *expect, uint32_t many) noexcept nogil:
-    """Requests are short: credit is asked for by the mean cost, which must follow what is expected."""
+    """Requests are short: what is asked for must follow what they are expected to cost."""
     cdef int i
     cdef double cost
     if expect == NULL:
@@ -474,8 +549,7 @@ cdef inline void learn_costs(ResourceCell *cells, int count, Costs *expect, uint
             cost = cost_of(&cells[i], expect)
             if cost > 0.0 and (cost != cells[i].mean or not cells[i].flags & HAS_MEAN):
                 update_mean(&cells[i], cost, many)
-                if cells[i].mean < cost:
-                    cells[i].mean = <float> min(cost, MAX_TOTAL)
+                cells[i].peak = max(cells[i].peak, <float> min(cost, MAX_TOTAL))
 
 
 cdef inline void count_refusals(
@@ -576,7 +650,7 @@ cdef inline uint32_t admit_many(
             continue
         cost = cost_of(cell, amounts)
         if cost > 0.0:
-            if uses_allowance and cell.mean > cell.share and not (cell.flags & HAS_MEAN and cell.mean == <float> cost):
+            if uses_allowance and cell.peak > cell.share and not (cell.flags & HAS_MEAN and cell.peak == <float> cost):
                 return 0
             room = max(0.0, balance_of(cell)) if user.is_known else 0.0
             if uses_allowance and room < cost and cell.share > 0.0:
@@ -607,7 +681,7 @@ cdef inline uint32_t admit_many(
 
 
 cdef inline bint give_back_parts(UserRecord *user, ResourceCell *cells, int count) noexcept nogil:
-    """Give back all credit if it does not cover a request; whether there was any."""
+    """Give back all credit if it does not cover even a cheap request; whether there was any."""
     cdef bint is_short = False, has_credit = False
     cdef double balance
     cdef int i
@@ -615,7 +689,7 @@ cdef inline bint give_back_parts(UserRecord *user, ResourceCell *cells, int coun
         return False
     for i in range(count):
         if cells[i].is_limited:
-            is_short = is_short or not is_covered(&cells[i], cells[i].mean)
+            is_short = is_short or not is_covered(&cells[i], min(ask_cost(&cells[i]), <double> cells[i].mean))
             has_credit = has_credit or balance_of(&cells[i]) > 1e-9 * cells[i].mean
     if not (is_short and has_credit):
         return False
@@ -646,9 +720,11 @@ cdef inline double kept_part(WindowInfo *window) noexcept nogil:
     return max(0.4, window.lead_seconds / window.slot_seconds)
 
 
-cdef inline double kept_requests(ResourceCell *cell, double part, double least) noexcept nogil:
-    """Of how many requests an idle user keeps the credit: whole ones, as no request can use the rest."""
-    return max(1.0, floor(max(least, part * cell.share / cell.mean) + 0.5)) if part >= 0.0 else 0.0
+cdef inline double kept_credit(ResourceCell *cell, double part, double least) noexcept nogil:
+    """What an idle user keeps: whole requests' worth, as no request can use the rest, and enough for a large one."""
+    if part < 0.0:
+        return 0.0
+    return cell.peak + (max(1.0, floor(max(least, part * cell.share / cell.mean) + 0.5)) - 1.0) * cell.mean
 
 
 cdef inline bint give_back(ResourceCell *cells, int count, double part, double least) noexcept nogil:
@@ -660,16 +736,16 @@ cdef inline bint give_back(ResourceCell *cells, int count, double part, double l
     cdef int i
     for i in range(count):
         if cells[i].is_limited and cells[i].mean > 0.0:
-            kept = kept_requests(&cells[i], part, least)
-            spare = balance_of(&cells[i]) / cells[i].mean - kept
+            kept = kept_credit(&cells[i], part, least)
+            spare = (balance_of(&cells[i]) - kept) / cells[i].mean
             if requests < 0.0 or (spare < requests if part >= 0.0 else spare > requests):
                 requests = max(0.0, spare)
     if requests < (1.0 if part >= 0.0 else 1e-6):
         return False
     for i in range(count):
         if cells[i].is_limited:
-            kept = kept_requests(&cells[i], part, least)
-            cells[i].returned += max(0.0, balance_of(&cells[i]) - kept * cells[i].mean)
+            kept = kept_credit(&cells[i], part, least)
+            cells[i].returned += max(0.0, balance_of(&cells[i]) - kept)
     return True
 
 
@@ -685,7 +761,7 @@ cdef inline bint must_keep(UserRecord *user, ResourceCell *cells, int count) noe
             return True
         if (
             has_allowance(user.state) and cells[i].share > 0.0
-            and cells[i].allowance < max(<double> cells[i].share, <double> cells[i].mean)
+            and cells[i].allowance < max(<double> cells[i].share, <double> cells[i].peak)
         ):
             return True
     return False

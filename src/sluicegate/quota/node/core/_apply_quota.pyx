@@ -13,7 +13,7 @@ Other threads of this process have their turn after every part of them (`_gil.px
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from libc.math cimport ceil
+from libc.math cimport INFINITY, ceil
 from libc.stdint cimport uint32_t
 
 from sluicegate.shm._lockfree_table cimport BYTES, TEXT, Key, ChainSnapshot
@@ -23,9 +23,9 @@ from sluicegate.quota.node.core._user_keys cimport is_overflow_name, make_user_k
 from sluicegate.quota.node.core._report_tracker cimport ReportTracker, UserTotals, acknowledge_user
 from sluicegate.quota.packed._gil cimport yield_gil_periodically
 from sluicegate.quota.node.core._admission cimport (
-    HAS_ALLOWANCE, IS_TOLD, MAX_TOTAL, MEAN_IS_TOLD, REQUEST_STARTS, USER_WORDS, ResourceCell, UserRecord, WindowInfo,
-    balance_of, coming_requests, find_cell, get_or_add_cell, give_back, give_back_parts, guess_of, has_allowance,
-    init_record, kept_part, knows_mean, must_keep, reserved_of,
+    HAS_ALLOWANCE, IS_CHEAPER, IS_TOLD, MAX_TOTAL, MEAN_IS_TOLD, REQUEST_STARTS, USER_WORDS, ResourceCell, UserRecord,
+    WindowInfo, ask_cost, balance_of, coming_requests, find_cell, get_or_add_cell, give_back, give_back_parts,
+    guess_of, has_allowance, has_cheaper, init_record, kept_part, knows_mean, must_keep, reserved_of,
 )
 
 from sluicegate.quota.messages import Credit, UserAsk
@@ -115,7 +115,7 @@ cdef int _put_quota(
                     if not whole and not knows_mean(cell) and granted - covered > 1e-9 * granted:
                         # The node has asked for one request, and did not know what it costs. What covers
                         # the requests that the leader was told of says nothing of it.
-                        cell.mean = <float> (granted - covered)
+                        cell.mean = cell.peak = <float> (granted - covered)
                         cell.flags |= MEAN_IS_TOLD
                     cell.granted = granted
                     is_more = True
@@ -127,9 +127,10 @@ cdef int _put_quota(
         if hint is not None:
             record.may_float = hint[2]
             if hint[0] > 0.0:
-                record.empty_until = said_at + <double> hint[0]
-                record.empty_for_all = record.asked_waiting
                 record.is_asking = 0
+                if not has_cheaper(cells, count):  # or there may be enough for that one
+                    record.empty_until = said_at + <double> hint[0]
+                    record.empty_for_all = record.asked_waiting
         record.generation = window.generation - 1  # to be refreshed at the next request
         if user_table.put(key, &snapshot, count) != AGAIN:
             return 0  # written, or the user shares an overflow record
@@ -146,6 +147,8 @@ def read_credit(UserTable user_table not None, double time, service, user):
     cdef UserRecord *record = <UserRecord *> snapshot.payload
     cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
     cdef float guess
+    cdef bint is_changed
+    cdef int i
     set_time(&window, time)
     key_owner = make_user_key(user, service_number(user_table.header, service), &key)
     while True:
@@ -154,10 +157,12 @@ def read_credit(UserTable user_table not None, double time, service, user):
             return None
         waits = record.has_waiting
         guess = guess_of(record, cells, snapshot.item_count)
-        if (
-            not give_back_parts(record, cells, snapshot.item_count)
-            and not waits and not record.asked_waiting and guess == record.guess_told
-        ):
+        is_changed = give_back_parts(record, cells, snapshot.item_count)
+        ask = _ask_of(user_table, record, cells, snapshot.item_count, &window, True)
+        for i in range(snapshot.item_count):
+            is_changed = is_changed or cells[i].flags & IS_CHEAPER
+            cells[i].flags &= ~IS_CHEAPER
+        if not is_changed and not waits and not record.asked_waiting and guess == record.guess_told:
             break
         record.guess_told = guess
         record.has_waiting = 0
@@ -165,31 +170,40 @@ def read_credit(UserTable user_table not None, double time, service, user):
         record.changed_window = window.number
         if user_table.put(&key, &snapshot, snapshot.item_count) != AGAIN:
             break
-    return _ask_of(user_table, record, cells, snapshot.item_count, &window, True)._replace(waits=bool(waits))
+    return ask._replace(waits=bool(waits))
 
 
 cdef object _ask_of(
     UserTable user_table, UserRecord *record, ResourceCell *cells, int count, WindowInfo *window, bint wants
 ):
     cdef int i
-    cdef double coming = 1.0 + ceil(coming_requests(record, 2.0 * window.lead_seconds)), missing = 0.0, least
+    cdef double coming = 1.0 + ceil(coming_requests(record, 2.0 * window.lead_seconds))
+    cdef double missing = 0.0, fewest = INFINITY, wanted, cost
     cdef ResourceCell *cell
-    cdef bint is_unknown = not record.is_known
+    cdef bint is_unknown = not record.is_known, is_cheap = False
     resources = {}
     for i in range(count):
         cell = &cells[i]
         if not (record.is_known and cell.flags & IS_TOLD and cell.resource != REQUEST_STARTS):
             continue
-        least = balance_of(cell)
-        if wants and cell.mean > 0.0 and coming - least / cell.mean > missing:
-            missing = coming - least / cell.mean
+        cost = ask_cost(cell) if wants else cell.mean
+        if wants and cost > 0.0:
+            wanted = (coming - 1.0) * cell.mean + max(cell.peak, cell.least) - balance_of(cell)
+            if cost > cell.mean and cost > balance_of(cell) > 1e-6 * cost:
+                cost -= balance_of(cell)  # the rest of a large request
+            missing = max(missing, wanted / cost)
+            fewest = min(fewest, wanted / cost)
+            is_cheap = is_cheap or cost < cell.mean * (1.0 - 1e-6)
         resources[user_table.header.resource_name(cell.resource)] = Credit(
             cell.granted,
             cell.returned,
             max(0.0, min(cell.consumed + reserved_of(cell), MAX_TOTAL)),
-            cell.mean if knows_mean(cell) else 0.0,
+            cost if knows_mean(cell) else 0.0,
         )
         is_unknown = is_unknown or not knows_mean(cell)
+    if is_cheap:
+        # Requests' worth of a large one may be far more of a resource that it does not need.
+        missing = min(missing, max(coming, fewest))
     if wants and is_unknown and (missing > 0.0 or not record.is_known):
         missing = 1.0  # the leader knows what one costs
     return UserAsk(<long long> min(ceil(missing - 1e-6), 1e9), resources)

@@ -6,7 +6,9 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from sluicegate.shm._lockfree_table cimport LockFreeTable, Key, ChainSnapshot
 from sluicegate.quota.node.core._shared_header cimport SharedHeader
-from sluicegate.quota.node.core._admission cimport DefaultShares, ResourceCell, TicketCosts, UserRecord, WindowInfo
+from sluicegate.quota.node.core._admission cimport (
+    Costs, DefaultShares, ResourceCell, TicketCosts, UserRecord, WindowInfo,
+)
 
 cdef enum:  # outcomes of writing a record back
     AGAIN = 0
@@ -47,7 +49,9 @@ cdef class UserTable:
     cdef int _accrue(
         self, UserRecord *record, ResourceCell *cells, int count, WindowInfo *window, object service, Key *key
     ) except -1
-    cdef bint _is_worth_waiting(self, UserRecord *record, WindowInfo *window) noexcept
+    cdef bint _is_worth_waiting(
+        self, UserRecord *record, ResourceCell *cells, int count, Costs *expect, WindowInfo *window
+    ) noexcept
     cdef double _retry_after(self, UserRecord *record, WindowInfo *window) noexcept
     cdef object _throttled(self, WindowInfo *window, object service, object user, int short)
     cdef int _consume(self, WindowInfo *window, object service, object user, object amounts, Ticket ticket) except -1

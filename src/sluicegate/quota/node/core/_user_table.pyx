@@ -34,7 +34,8 @@ from sluicegate.quota.node.core._admission cimport (
     CELL_WORDS, FALLBACK, FALLBACK_REQUESTS, FREE, FRESH, MAX_CELLS, NEWCOMER, REQUEST_STARTS, REUSED, SAFE,
     USER_WORDS, Costs, ResourceCell, UserRecord, accrue_allowance, admit_many, begin_request, can_float,
     count_arrivals, count_refusals, find_cell, finish_request, first_short, has_allowance, has_reservations,
-    has_running_requests, init_record, is_empty, is_free, learn_costs, needs_credit, refresh_record,
+    has_running_requests, init_record, is_empty, is_free, learn_costs, needs_credit, note_least,
+    refresh_record,
 )
 
 from sluicegate.clock import SystemClock
@@ -265,7 +266,7 @@ cdef class UserTable:
         cdef UserRecord *record = <UserRecord *> snapshot.payload
         cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
         cdef int short, count, outcome, number = service_number(self.header, service)
-        cdef bint asks
+        cdef bint asks, waits, is_changed
         key_owner = make_user_key(user, number, &key)
         if expect is not None:
             parse_costs(self.header, "expect", expect, &costs)
@@ -293,13 +294,17 @@ cdef class UserTable:
                     record.may_float = 0
                 begin_request(record, cells, count, expected, NULL if ticket is None else &ticket.costs)
                 asks = needs_credit(record, cells, count, expected, short >= 0, False, window)
+                if asks:
+                    note_least(record, cells, count, expected, window)
                 short = PASSED
             else:
                 if not is_retry:
                     learn_costs(cells, count, expected, 1)
                 asks = needs_credit(record, cells, count, expected, True, can_wait, window)
-                if can_wait and self._is_worth_waiting(record, window):
-                    if is_retry and record.has_waiting and not asks:
+                waits = can_wait and self._is_worth_waiting(record, cells, count, expected, window)
+                is_changed = note_least(record, cells, count, expected, window)
+                if waits:
+                    if is_retry and record.has_waiting and not asks and not is_changed:
                         return PENDING  # nothing has changed that others should see
                     short = PENDING
                     record.has_waiting = 1
@@ -327,9 +332,13 @@ cdef class UserTable:
             accrue_allowance(record, cells, count, window)
         return 0
 
-    cdef bint _is_worth_waiting(self, UserRecord *record, WindowInfo *window) noexcept:
+    cdef bint _is_worth_waiting(
+        self, UserRecord *record, ResourceCell *cells, int count, Costs *expect, WindowInfo *window
+    ) noexcept:
         """Whether an answer of the leader may come in time: it is heard, and has not said that there is nothing."""
-        return window.epoch >= 0 and window.alone_since < 0.0 and not is_empty(record, True, window)
+        if window.epoch < 0 or window.alone_since >= 0.0:
+            return False
+        return not is_empty(record, cells, count, expect, True, window)
 
     cdef double _retry_after(self, UserRecord *record, WindowInfo *window) noexcept:
         """Seconds until more may be there: as the leader said, or the next slot."""
@@ -415,12 +424,14 @@ cdef class UserTable:
                 admitted += 1
             if admitted < most:
                 learn_costs(cells, cell_count, &costs, <uint32_t> (most - admitted))
-                waits = can_wait and self._is_worth_waiting(record, &window)
+                waits = can_wait and self._is_worth_waiting(record, cells, cell_count, &costs, &window)
                 if waits:
                     record.has_waiting = 1
                 else:
                     count_refusals(record, cells, cell_count, &costs, most - admitted)
             asks = needs_credit(record, cells, cell_count, &costs, admitted < most, can_wait, &window)
+            if asks or admitted < most:
+                note_least(record, cells, cell_count, &costs, &window)
             if asks:
                 record.is_asking = 1
                 record.asked_at = window.time

@@ -380,6 +380,15 @@ def test_a_user_whose_limit_is_removed_is_booked_and_gets_no_share() -> None:
     assert ledger.recorded("front", "u", "r") >= recorded + 77.0
 
 
+def test_a_resource_that_an_entry_gets_later_begins_with_one_slots_refill() -> None:
+    ledger = Ledger([entry(other=5.0)])
+    ledger.book(START, report("n", 1, START - 1, u=line(50.0)))  # of r, which has no limit yet
+    ledger.assign(START + 29)
+    ledger.set_limits([entry(other=5.0, r=100.0)])
+    ledger.assign(START + 30)
+    assert ledger.level("front", "u", "r", START + 30) == 100.0  # and not ten times as much
+
+
 def test_a_limit_that_is_new_begins_with_one_slots_refill_and_piles_up_from_there() -> None:
     ledger = Ledger([entry("other")])
     ledger.book(START, report("n", 1, START - 1, u=line(50.0)))

@@ -15,7 +15,8 @@ slots = st.lists(st.lists(st.tuples(names, rates), max_size=4), max_size=6)
 
 
 def make_entry(name: tuple[str, str], rate: int) -> Entry:
-    return Entry(*name, rates={"requests": float(rate), "reads": float(rate % 2)})
+    resources = ("requests", "reads") if rate % 2 else ("requests",)
+    return Entry(*name, rates=dict.fromkeys(resources, float(rate)))
 
 
 def make_table(
@@ -30,7 +31,12 @@ def told(table: LimitsTable) -> object:
         table.version,
         sorted(table.services),
         [table.newcomers(service, 2) for service in SERVICES],
-        [table.bucket_limit(service, user, "requests") for service in SERVICES for user in USERS],
+        [
+            table.bucket_limit(service, user, resource)
+            for service in SERVICES
+            for user in USERS
+            for resource in ("requests", "reads")
+        ],
         sorted(table.started_after(0)),
     )
 

@@ -5,7 +5,7 @@ An entry names a service, a user or `*` (every user without an own entry), how m
 
 To make a table of 100,000 entries takes about half a second, and to compare two of them a tenth
 of that; both belong in a thread. So a table may be made from another one, its base, and remembers
-whose entries are not in both: when it takes effect, in the central's loop, only they are looked at.
+which limits are not in both: when it takes effect, in the central's loop, only they are looked at.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from sluicegate.quota.ledger.limit_entry import Entry
 
 __all__ = ["LimitsTable"]
 
+_UserResource = tuple[str, str]
 _EVERYONE = "*"
 _VERSIONS = 1 << 56
 
@@ -28,9 +29,8 @@ class LimitsTable:
     ) -> None:
         self._slot_seconds = slot_seconds
         self._first = 0  # the slot in which the first table took effect
-        self._start_slots: dict[
-            str, dict[str, int]
-        ] = {}  # by service and user: those that started later
+        # Of the limits that started later, by service.
+        self._start_slots: dict[str, dict[_UserResource, int]] = {}
         self._entries: dict[str, dict[str, Entry]] = {}
         for entry in entries:
             users = self._entries.setdefault(entry.service, {})
@@ -45,18 +45,17 @@ class LimitsTable:
         self.version = sum(map(_fingerprint, self._all_entries())) % _VERSIONS
         self._lowest = {service: _lowest(users) for service, users in self._entries.items()}
         self._base = base  # until it takes effect
-        self._changed_users = {} if base is None else self._compare(base)
+        self._changed = {} if base is None else self._compare(base)
 
-    def _compare(self, other: "LimitsTable") -> dict[str, set[str]]:
-        """By service, the users that have an entry in only one of the two tables."""
+    def _compare(self, other: "LimitsTable") -> dict[str, set[_UserResource]]:
+        """By service, the limits that are in only one of the two tables, whatever their rates."""
         changed = {}
         for service in self._entries.keys() | other._entries.keys():
             ours = self._entries.get(service, {})
             theirs = other._entries.get(service, {})
             if ours is not theirs:
-                # One by one: two sets at once would not let another thread in meanwhile.
-                changed[service] = {user for user in ours if user not in theirs}
-                changed[service].update(user for user in theirs if user not in ours)
+                changed[service] = set(_only_in(ours, theirs))
+                changed[service].update(_only_in(theirs, ours))
         return changed
 
     def _all_entries(self) -> Iterator[Entry]:
@@ -99,14 +98,15 @@ class LimitsTable:
         version += 0 if after is None else _fingerprint(after)
         table.version = version % _VERSIONS
         table._base = self
-        if (previous is None) != (after is None):
-            table._changed_users = {service: {user}}
+        had = {} if previous is None else previous.rates
+        has = {} if after is None else after.rates
+        table._changed = {service: {(user, resource) for resource in had.keys() ^ has.keys()}}
         return table
 
     # Time
 
     def activate(self, slot: int, previous: "LimitsTable | None") -> None:
-        """Take effect in `slot`. Limits of users who had one go on; the others begin."""
+        """Take effect in `slot`. Limits that were there before go on; the others begin."""
         if previous is None:
             self._first = slot
             return
@@ -116,50 +116,51 @@ class LimitsTable:
             for service, since in previous._start_slots.items()
             if service in self._entries
         }
-        for service, names in self._changed_since(previous).items():
-            users = self._entries.get(service, {})
-            had = previous._entries.get(service, {})
-            if not had:
-                self._start_slots[service] = dict.fromkeys(users, slot)
-            elif users:
-                since = self._start_slots[service] = self._start_slots.get(service, {}).copy()
-                for user in names:
-                    if user not in users:
-                        since.pop(user, None)
-                    elif user not in had:
-                        since[user] = slot
+        for service, changed in self._changed_since(previous).items():
+            if service not in self._entries:
+                continue
+            since = self._start_slots[service] = self._start_slots.get(service, {}).copy()
+            for user, resource in changed:
+                if not self._has_limit(service, user, resource):
+                    since.pop((user, resource), None)
+                elif not previous._has_limit(service, user, resource):
+                    since[user, resource] = slot
         self._base = None
-        self._changed_users = {}
+        self._changed = {}
 
-    def _changed_since(self, previous: "LimitsTable") -> dict[str, set[str]]:
-        """The users whose entries may be in only one of the tables, by way of the bases."""
-        changed: dict[str, set[str]] = {}
+    def _has_limit(self, service: str, user: str, resource: str) -> bool:
+        entry = self._entries.get(service, {}).get(user)
+        return entry is not None and resource in entry.rates
+
+    def _changed_since(self, previous: "LimitsTable") -> dict[str, set[_UserResource]]:
+        """The limits that may be in only one of the tables, by way of the bases."""
+        changed: dict[str, set[_UserResource]] = {}
         table: LimitsTable = self
         while table is not previous:
             if table._base is None:
                 return self._compare(previous)
-            for service, names in table._changed_users.items():
-                changed[service] = changed.get(service, set()) | names
+            for service, limits in table._changed.items():
+                changed[service] = changed.get(service, set()) | limits
             table = table._base
         return changed
 
-    def started_after(self, slot: int | None) -> list[tuple[str, str, int]]:
+    def started_after(self, slot: int | None) -> list[tuple[str, str, str, int]]:
         """The limits that took effect later than `slot`, and when.
 
         `slot` is not before the first table took effect.
         """
         return [
-            (service, user, since)
-            for service, users in self._start_slots.items()
-            for user, since in users.items()
+            (service, user, resource, since)
+            for service, limits in self._start_slots.items()
+            for (user, resource), since in limits.items()
             if slot is not None and since > slot
         ]
 
-    def restore_start_slots(self, started: Iterable[tuple[str, str, int]]) -> None:
+    def restore_start_slots(self, started: Iterable[tuple[str, str, str, int]]) -> None:
         """Restore the start slots of limits that are still in the table."""
-        for service, user, since in started:
-            if user in self._entries.get(service, ()):
-                self._start_slots.setdefault(service, {})[user] = since
+        for service, user, resource, since in started:
+            if self._has_limit(service, user, resource):
+                self._start_slots.setdefault(service, {})[user, resource] = since
 
     # Looking
 
@@ -186,7 +187,7 @@ class LimitsTable:
         return (
             rate * self._slot_seconds,
             rate * entry.burst_seconds,
-            self._start_slots.get(service, {}).get(entry.user, self._first),
+            self._start_slots.get(service, {}).get((entry.user, resource), self._first),
         )
 
     def newcomers(self, service: str, nodes: int) -> dict[str, float]:
@@ -196,6 +197,17 @@ class LimitsTable:
         """
         share = self._slot_seconds / max(1, nodes)
         return {name: rate * share for name, rate in self._lowest.get(service, {}).items()}
+
+
+def _only_in(users: dict[str, Entry], others: dict[str, Entry]) -> Iterator[_UserResource]:
+    """The limits, as user and resource, that only the first have."""
+    # One by one: two sets at once would not let another thread in meanwhile.
+    for user, entry in users.items():
+        other = others.get(user)
+        if other is not entry:
+            for resource in entry.rates:
+                if other is None or resource not in other.rates:
+                    yield user, resource
 
 
 def _fingerprint(entry: Entry) -> int:

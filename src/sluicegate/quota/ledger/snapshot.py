@@ -23,7 +23,7 @@ __all__ = ["MAGIC", "VERSION", "ServiceLedgerDump", "SlotLengthMismatch", "pack"
 ServiceLedgerDump: TypeAlias = tuple[list[tuple[str, str]], bytes, bytes]
 
 MAGIC = b"sgledger"
-VERSION = 2
+VERSION = 3
 _HEAD = {"slot_seconds", "first", "assigned", "nodes", "since"}
 _START = struct.Struct("=8sIII")
 _LENGTH = struct.Struct("=Q")

@@ -6,7 +6,7 @@ of the limit.
 """
 
 from sluicegate.quota.ledger._account cimport Account
-from sluicegate.quota.ledger._bucket cimport ACTIVE_MS, Bucket, NodeCell, full_level_of
+from sluicegate.quota.ledger._bucket cimport ACTIVE_MS, Bucket, NodeCell, cost_of_request, full_level_of
 from sluicegate.quota.ledger._credit cimport available_of, unused_of
 from sluicegate.quota.ledger._service_ledger cimport ServiceLedger
 
@@ -23,8 +23,9 @@ cdef extern from *:
     const double THIN_REQUESTS, FLOAT_SECONDS, SPARE_SECONDS
 
 
-cdef inline bint is_thin(const Bucket *bucket, double cost) noexcept nogil:
-    return bucket.rate < THIN_REQUESTS * cost * max(1, bucket.active)
+cdef inline bint is_thin(Bucket *bucket, double cost) noexcept nogil:
+    """Whether credit must lie at many nodes. An ask may be for a cheap request, and the usual ones cost more."""
+    return bucket.rate < THIN_REQUESTS * max(cost, cost_of_request(bucket)) * max(1, bucket.active)
 
 
 cdef inline double most_float(const Bucket *bucket, double cost, double slot_seconds) noexcept nogil:
@@ -33,7 +34,7 @@ cdef inline double most_float(const Bucket *bucket, double cost, double slot_sec
     return max(cost, min(most, cost * bucket.active))
 
 
-cdef inline double spare_of(const Bucket *bucket, double cost, bint waits, double slot_seconds) noexcept nogil:
+cdef inline double spare_of(Bucket *bucket, double cost, bint waits, double slot_seconds) noexcept nogil:
     """What a bucket may hold beyond its capacity while credit is out, or it stands still until that is used.
 
     Where requests wait it is used soon. Where they do not, and the limit is thin, credit must lie at many nodes.

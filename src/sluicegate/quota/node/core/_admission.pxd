@@ -366,18 +366,23 @@ cdef inline bint has_room(UserRecord *user, ResourceCell *cell, double cost) noe
     return cell.allowance >= needed - needed * SLACK
 
 
-cdef inline int first_short(UserRecord *user, ResourceCell *cells, int count, Costs *expect) noexcept nogil:
-    """The first cell that a request is short of, or -1."""
-    cdef double cost
-    cdef int i
+cdef inline int scarcest_short(UserRecord *user, ResourceCell *cells, int count, Costs *expect) noexcept nogil:
+    """The cell that a request is short of, or -1. Of several, the one whose share is worth the fewest requests.
+
+    Credit comes in whole requests, so all resources run out together; a user wants to know which one to raise.
+    """
+    cdef double cost, worth, least = 0.0
+    cdef int i, short = -1
     if user.lacks_cell and count:
         return 0
     for i in range(count):
         if cells[i].is_limited:
             cost = cost_of(&cells[i], expect)
             if cost > 0.0 and not has_room(user, &cells[i], cost):
-                return i
-    return -1
+                worth = cells[i].share / cost
+                if short < 0 or worth < least:
+                    short, least = i, worth
+    return short
 
 
 cdef inline bint can_float(UserRecord *user, ResourceCell *cells, int count, Costs *expect) noexcept nogil:
@@ -635,7 +640,7 @@ cdef inline uint32_t admit_many(
     """Begin and finish at once the equal requests that would pass, up to `most`.
 
     One that is larger than the allowance is not among them, nor any that would change the most that the
-    allowance can be: `first_short` decides on them one by one.
+    allowance can be: `scarcest_short` decides on them one by one.
     """
     cdef double times = most, cost, room, covered
     cdef bint uses_allowance = has_allowance(user.state)

@@ -33,9 +33,9 @@ from sluicegate.quota.node.core._user_keys cimport OVERFLOW_RECORDS, make_user_k
 from sluicegate.quota.node.core._admission cimport (
     CELL_WORDS, FALLBACK, FALLBACK_REQUESTS, FREE, FRESH, MAX_CELLS, NEWCOMER, REQUEST_STARTS, REUSED, SAFE,
     USER_WORDS, Costs, ResourceCell, UserRecord, accrue_allowance, admit_many, begin_request, can_float,
-    count_arrivals, count_refusals, find_cell, finish_request, first_short, has_allowance, has_reservations,
+    count_arrivals, count_refusals, find_cell, finish_request, has_allowance, has_reservations,
     has_running_requests, init_record, is_empty, is_free, learn_costs, needs_credit, note_least,
-    refresh_record,
+    refresh_record, scarcest_short,
 )
 
 from sluicegate.clock import SystemClock
@@ -283,7 +283,7 @@ cdef class UserTable:
             count = snapshot.item_count
             if has_allowance(record.state):
                 self._accrue(record, cells, count, window, service, &key)
-            short = first_short(record, cells, count, expected)
+            short = scarcest_short(record, cells, count, expected)
             if short >= 0 and window.is_coarse:
                 set_time(window, monotonic())
                 continue
@@ -415,7 +415,7 @@ cdef class UserTable:
             while admitted < most:
                 if has_allowance(record.state):
                     self._accrue(record, cells, cell_count, &window, service, &key)
-                if first_short(record, cells, cell_count, &costs) >= 0:
+                if scarcest_short(record, cells, cell_count, &costs) >= 0:
                     if can_wait or is_retry or not can_float(record, cells, cell_count, &costs):
                         break
                     record.may_float = 0

@@ -5,7 +5,17 @@ import sys
 
 from benchmarks.harness import report
 
-PARTS = ["limits", "shared", "redis", "integrations", "quota", "node", "central", "pacing"]
+PARTS = [
+    "limits",
+    "shared",
+    "redis",
+    "integrations",
+    "quota",
+    "node",
+    "central",
+    "pacing",
+    "dispatch",
+]
 
 
 def main(names: list[str]) -> int:

@@ -8,7 +8,7 @@ so the goals speak of an empty Python method instead.
 import time
 
 from benchmarks.harness import ROUNDS, Row, compare
-from benchmarks.redis import on_one_processor, server
+from benchmarks.redis_server import on_one_processor, server
 from benchmarks.rows import call, empty, slower
 from sluicegate.pacing import Cluster
 from sluicegate.stores import MemoryStore, RedisStore

@@ -8,15 +8,8 @@ two processors take to wake each other. Everything is allowed, on one key.
 import asyncio
 import contextlib
 import math
-import os
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import limits as limits_peer
@@ -29,6 +22,7 @@ from limits.storage import RedisStorage
 from limits.strategies import FixedWindowRateLimiter
 
 from benchmarks.harness import ROUNDS, Row, Subject, Times, compare
+from benchmarks.redis_server import on_one_processor, server
 from sluicegate import AsyncRedisKeyed, RedisKeyed
 
 NOTES = (
@@ -114,51 +108,6 @@ def warm_up(leased: RedisKeyed) -> None:
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
         leased.allow(KEY)
-
-
-@contextlib.contextmanager
-def server() -> Iterator[str]:
-    beside_python = Path(sys.executable).parent / "redis-server"
-    program = shutil.which("redis-server") or str(beside_python)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as directory:
-        options = ["--port", str(port), "--save", "", "--dir", directory]
-        process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
-        try:
-            wait_for(port)
-            if hasattr(os, "sched_setaffinity"):
-                os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
-            yield f"redis://127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait()
-
-
-def wait_for(port: int) -> None:
-    end = time.monotonic() + 10
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def on_one_processor() -> Iterator[None]:
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def throttled_peer(url: str) -> Any:

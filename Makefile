@@ -41,6 +41,7 @@ bench: .venv/bench .venv/core ## ours and the peers side by side; ONLY=limits ru
 soak: .venv/test .venv/core ## the tests with many more examples, kills and random seeds (four hours)
 	HYPOTHESIS_PROFILE=soak $(PYTEST) tests -o timeout=1500 -o faulthandler_timeout=1800
 	$(BIN)/sluicegate simulate random --runs 20000 --jobs $$(nproc) --seed $$(date +%s)
+	$(BIN)/sluicegate simulate random-faults --runs 2000 --jobs $$(nproc) --seed $$(date +%s)
 	$(BIN)/sluicegate simulate pacing-random --runs 10000 --jobs $$(nproc) --seed $$(date +%s)
 	$(BIN)/sluicegate simulate dispatch-random --runs 20000 --jobs $$(nproc) --seed $$(date +%s)
 

@@ -383,6 +383,51 @@ def test_a_cancelled_call_is_not_run(redis_server: RedisServer) -> None:
     run(scenario())
 
 
+def test_close_cancels_what_is_in_flight(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with Worker(redis_server.url, QUEUE, gate, max_batch=1) as worker:
+            client = Dispatcher(redis_server.url, QUEUE, timeout=PATIENCE)
+            calls = [client.submit("first", timeout=PATIENCE)]
+            await wait_until(lambda: gate.batches)
+            calls += [client.submit(item, timeout=PATIENCE) for item in range(5)]
+            with redis_server.client as redis:
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:0") == 6)
+                calls += [client.submit(item, timeout=PATIENCE) for item in range(5, 10)]
+                await asyncio.sleep(0)  # these are sent, and Redis has not answered yet
+                await client.close()
+                assert redis.xlen("sluicegate:{translate}:tasks:0") == 0
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(error) for error in errors} == {Unavailable}
+            gate.opened.set()
+            await wait_until(lambda: worker.cores[QUEUE].held == 0)
+            assert gate.items == ["first"]
+
+    run(scenario())
+
+
+def test_after_close_a_call_is_refused_until_the_client_is_opened_again(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, double):
+            for _ in range(2):
+                async with client:
+                    assert await client.call(1, timeout=PATIENCE) == 2
+                with pytest.raises(RuntimeError, match="'translate' is closed; `async with` opens"):
+                    await client.call(1, timeout=PATIENCE)
+
+    run(scenario())
+    with worker_thread(redis_server):
+        client = SyncDispatcher(redis_server.url, QUEUE)
+        for _ in range(2):
+            with client:
+                assert client.call(1, timeout=PATIENCE) == 2
+            with pytest.raises(RuntimeError, match="'translate' is closed; `with` opens"):
+                client.call(1, timeout=PATIENCE)
+
+
 def test_a_task_cancelled_in_the_pool_of_a_worker_is_not_run(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         gate = Gate()

@@ -152,7 +152,18 @@ def test_calls_that_could_not_be_sent_fail_each_with_an_error_of_its_own() -> No
     first, second = core.failed(calls, Unavailable("gone"))
     assert str(first.error) == str(second.error) == "gone"
     assert first.error is not second.error
-    assert [one.error for one in core.close(Unavailable("closed"))] == []
+    assert core.close(Unavailable("closed")) == ([], [])
+
+
+def test_to_close_ends_all_calls_and_cancels_those_that_redis_has_or_will_have() -> None:
+    core = Core("q")
+    queued, sent = (begin(core, name) for name in "ab")
+    accept(core, queued)
+    outcomes, cancel = core.close(Unavailable("closed"))
+    assert [(one.waiter, str(one.error)) for one in outcomes] == [("a", "closed"), ("b", "closed")]
+    assert cancel == [queued]
+    assert core.enqueued([sent], Enqueued(2, 9, [b"5-0"])) == ([], [sent])
+    assert core.waiting == 0
 
 
 def test_deadlines_of_ended_calls_do_not_pile_up() -> None:
@@ -206,7 +217,7 @@ def test_every_call_ends_exactly_once(events: list[tuple[str, int, float]]) -> N
             core.give_up(call)
             ended.append(call.correlation_id)
         elif event == "close":
-            note(core.close(Unavailable("closed")))
+            note(core.close(Unavailable("closed")).outcomes)
         deadline = core.next_deadline()
         assert (deadline is not None) == (core.waiting > 0)
     for at in (now + 1.0, now + 1.0 + GRACE):

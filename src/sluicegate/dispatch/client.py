@@ -3,7 +3,8 @@
 Calls that begin in one pass of the event loop go to Redis in one script. All responses come over
 one reply stream of this client, read with a blocking read from where it was left; so a connection
 that was lost loses no response. A call that waits is a future, with no task and no timer of its
-own. After a fork the child begins anew.
+own. After a fork the child begins anew. After `close` only `async with` begins anew: a late call
+would open connections that nobody closes.
 """
 
 import asyncio
@@ -92,6 +93,7 @@ class Dispatcher:
         self._scripts = QueueScripts(self._pool, self._keys, timeout)
         self._ids = Snowflake()
         self._pid = 0
+        self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading: asyncio.Task[None]
         self._orphans: list[asyncio.Task[None]] = []
@@ -188,24 +190,23 @@ class Dispatcher:
         return client_text({self.queue: self.outcomes})
 
     async def close(self) -> None:
-        """Close the connections. Calls that still wait raise `Unavailable`."""
-        if self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
+        """Cancel the calls that still wait, which raise `Unavailable`, and close the connections.
+
+        It takes at most the time of one exchange with Redis; later calls raise `RuntimeError`.
+        """
+        is_open = self._loop is not None and self._pid == os.getpid()
+        if self._is_closed or (is_open and self._loop is not asyncio.get_running_loop()):
             return
-        self._pid = 0
-        self._complete(self._core.close(Unavailable(f"the client of {self.queue!r} was closed")))
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in [self._reading, *self._tasks]:
-            task.cancel()
-        await asyncio.gather(self._reading, *self._tasks, return_exceptions=True)
-        try:
-            await self._pool.call("DEL", self._replies, key=self._replies)
-        except SluicegateError as error:
-            log.debug("reply stream is left to expire: %s", error)
-        await self._pool.close()
-        self._loop = None
+        self._is_closed = True
+        if is_open:
+            try:
+                await self._close(monotonic() + self._timeout)
+            finally:
+                self._loop = None
 
     async def __aenter__(self) -> Self:
+        if self._loop is None or self._pid != os.getpid():
+            self._is_closed = False
         self._open()
         return self
 
@@ -214,6 +215,10 @@ class Dispatcher:
 
     def _open(self) -> None:
         """Begin in this process and on this loop, unless that is done."""
+        if self._is_closed:
+            raise RuntimeError(
+                f"the Dispatcher of {self.queue!r} is closed; `async with` opens it again"
+            )
         loop = asyncio.get_running_loop()
         if self._loop is loop and self._pid == os.getpid():
             return
@@ -233,8 +238,31 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Future[Any]] = set()  # requests that Redis has not answered yet
         self._unavailable: Unavailable | None = None  # why responses cannot be read now
         self._reading = loop.create_task(self._read())
+
+    async def _close(self, deadline: float) -> None:
+        outcomes, cancel = self._core.close(Unavailable(f"the client of {self.queue!r} was closed"))
+        self._complete(outcomes)
+        if self._timer is not None:
+            self._timer.cancel()
+        if cancel:
+            self._start(self._cancel(cancel))
+        await self._finish_exchanges(deadline)
+        for task in [self._reading, *self._tasks]:
+            task.cancel()
+        await asyncio.gather(self._reading, *self._tasks, return_exceptions=True)
+        try:
+            await self._pool.exchange(self._replies, pack("DEL", self._replies), 1, deadline)
+        except SluicegateError as error:
+            log.debug("reply stream is left to expire: %s", error)
+        await self._pool.close()
+
+    async def _finish_exchanges(self, deadline: float) -> None:
+        """Wait for requests that are being sent, and for their cancellations."""
+        while (pending := {*self._sending, *self._tasks}) and (left := deadline - monotonic()) > 0:
+            await asyncio.wait(pending, timeout=left)
 
     def _flush(self) -> None:
         """Send the calls of this pass of the loop."""
@@ -258,9 +286,11 @@ class Dispatcher:
         if begun is None:
             self._start(self._send(calls))
         else:
+            self._sending.add(begun.future)
             begun.future.add_done_callback(lambda _: self._sent(calls, begun))
 
     def _sent(self, calls: list[_Call], begun: Begun[Enqueued]) -> None:
+        self._sending.discard(begun.future)
         try:
             reply = begun.result()
         except SluicegateError as error:

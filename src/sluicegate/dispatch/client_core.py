@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """What to do after `expire`: complete some calls, and cancel others in Redis."""
+    """What to do after `expire` or `close`: complete some calls, and cancel some in Redis."""
 
     outcomes: list[Outcome]
     cancel: list[Call[Any]]
@@ -177,9 +177,14 @@ class ClientCore(Generic[_Waiter]):
                 outcomes.append(self._end(call, error=self._timed_out(call, now, had)))
         return outcomes
 
-    def close(self, error: SluicegateError) -> list[Outcome]:
-        """End all calls."""
-        return [self._end(call, error=_copy(error)) for call in list(self._calls.values())]
+    def close(self, error: SluicegateError) -> Expired:
+        """End all calls. Those whose ids are not known yet are cancelled by `enqueued`."""
+        calls = list(self._calls.values())
+        self._to_cancel.update(call.correlation_id for call in calls if call.id is None)
+        return Expired(
+            [self._end(call, error=_copy(error)) for call in calls],
+            [call for call in calls if call.id is not None],
+        )
 
     def _end(
         self, call: Call[_Waiter], result: Any = None, error: SluicegateError | None = None

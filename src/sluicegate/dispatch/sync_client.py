@@ -1,7 +1,7 @@
 """`SyncDispatcher`: `Dispatcher` for threads.
 
 A thread of its own runs an event loop with a `Dispatcher`; all threads of the program share them.
-They begin with the first call, and anew in a forked child.
+They begin with the first call, and anew in a forked child. After `close` only `with` begins anew.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from sluicegate.dispatch.client import Dispatcher
 
 __all__ = ["SyncDispatcher"]
 
-_PATIENCE = 10.0  # seconds for the thread to end
+_PATIENCE = 10.0  # seconds for the thread to end, beside one exchange with Redis
 
 
 class SyncDispatcher:
@@ -23,9 +23,11 @@ class SyncDispatcher:
 
     def __init__(self, url: str, queue: str, **options: Any) -> None:
         self._arguments = (url, queue)
+        self._patience = options.get("timeout", 0.0) + _PATIENCE
         self._options = options
         self._dispatcher = Dispatcher(url, queue, **options)  # checks the arguments at once
         self._lock = threading.Lock()
+        self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -88,16 +90,19 @@ class SyncDispatcher:
         )
 
     def close(self) -> None:
-        """End the thread. Calls that still wait raise `Unavailable`; a later call begins anew."""
+        """As `Dispatcher.close`; it ends the thread, too."""
         with self._lock:
+            self._is_closed = True
             loop, thread, self._loop = self._loop, self._thread, None
         if loop is None or thread is None or self._pid != os.getpid():
             return
-        asyncio.run_coroutine_threadsafe(self._dispatcher.close(), loop).result(_PATIENCE)
+        closing = asyncio.run_coroutine_threadsafe(self._dispatcher.close(), loop)
+        closing.result(self._patience)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_PATIENCE)
 
     def __enter__(self) -> Self:
+        self._is_closed = False
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -115,12 +120,18 @@ class SyncDispatcher:
         if loop is not None:
             return loop
         with self._lock:
+            if self._is_closed:
+                raise RuntimeError(
+                    f"the SyncDispatcher of {self.queue!r} is closed; `with` opens it again"
+                )
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
                     target=_run, args=(self._loop,), name="sluicegate-dispatch", daemon=True
                 )
                 self._thread.start()
+                # Before any call: the loop runs them in this order.
+                asyncio.run_coroutine_threadsafe(self._dispatcher.__aenter__(), self._loop)
             return self._loop
 
     def __repr__(self) -> str:
@@ -131,5 +142,9 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
+        late = asyncio.all_tasks(loop)  # calls that came while it was closed: their threads wait
+        for task in late:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*late, return_exceptions=True))
     finally:
         loop.close()

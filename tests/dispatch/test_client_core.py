@@ -119,11 +119,22 @@ def test_a_call_that_redis_never_accepted_is_unavailable_and_cancelled_if_it_was
 ):
     core = Core("q")
     call = begin(core, "a")
-    (outcome,), cancel = core.expire(1.0, None)
+    assert core.expire(1.0, None) == ([], [])
+    (outcome,), cancel = core.expire(1.0 + GRACE, None)
     assert isinstance(outcome.error, Unavailable)
     assert cancel == []
     assert core.enqueued([call], Enqueued(1, 9, [b"5-0"])) == ([], [call])
     assert call.task == (1, b"5-0")
+
+
+def test_a_call_too_short_for_one_exchange_with_redis_times_out() -> None:
+    core = Core("q")
+    call = begin(core, "a", timeout=0.0001)
+    assert core.expire(0.0001, None) == ([], [])
+    assert core.enqueued([call], Enqueued(1, 9, [b"5-0"])) == ([], [call])
+    (outcome,) = core.cancelled(0.001, [call], [Cancelled(1, 0.0)])
+    assert isinstance(outcome.error, TimedOut)
+    assert core.next_deadline() is None
 
 
 def test_while_redis_is_away_calls_end_as_unavailable() -> None:

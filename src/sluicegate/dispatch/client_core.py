@@ -3,7 +3,9 @@
 A call is *new* until it was sent, then *sent*, then *queued* once Redis has told its id. It ends
 with the first of: a response, a refusal, a failure, its deadline, or its caller's cancellation.
 Whatever comes for it later is ignored. At its deadline it is *expiring* for a moment: Redis is told
-to cancel it, and the answer says where the time went, or that the response is on its way.
+to cancel it, and the answer says where the time went, or that the response is on its way. A call
+that is not queued by then has that moment, too: only a Redis that is silent for it as well is
+taken to be unavailable.
 
 Deadlines are in seconds of the caller's monotonic clock. One timer serves all calls:
 `next_deadline` says for when.
@@ -109,7 +111,7 @@ class ClientCore(Generic[_Waiter]):
             self._to_cancel.discard(call.correlation_id)
             if isinstance(result, bytes):
                 call.id = result
-                if is_given_up:
+                if is_given_up or call.correlation_id in self._expiring:
                     cancel.append(call)
             elif call.correlation_id in self._calls:
                 outcomes.append(self._end(call, error=self._refusal(call, result, reply)))
@@ -149,7 +151,12 @@ class ClientCore(Generic[_Waiter]):
         cancel = []
         for correlation_id in [one for one, until in self._expiring.items() if until <= now]:
             call = self._calls[correlation_id]
-            outcomes.append(self._end(call, error=self._timed_out(call, now, 0.0)))
+            if call.id is None:
+                late = Unavailable(f"Redis did not accept a request to {self.queue!r} in time")
+                outcomes.append(self._end(call, error=late))
+                self._to_cancel.add(correlation_id)
+            else:
+                outcomes.append(self._end(call, error=self._timed_out(call, now, 0.0)))
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now:
             correlation_id = heappop(deadlines)[1]
@@ -158,13 +165,10 @@ class ClientCore(Generic[_Waiter]):
             call = self._calls[correlation_id]
             if unavailable is not None:
                 outcomes.append(self._end(call, error=_copy(unavailable)))
-            elif call.id is None:
-                late = Unavailable(f"Redis did not accept a request to {self.queue!r} in time")
-                outcomes.append(self._end(call, error=late))
-                self._to_cancel.add(call.correlation_id)
             else:
                 self._expiring[call.correlation_id] = now + GRACE
-                cancel.append(call)
+                if call.id is not None:
+                    cancel.append(call)
         return Expired(outcomes, cancel)
 
     def cancelled(

@@ -458,6 +458,7 @@ def test_what_would_finish_late_is_not_begun(redis_server: RedisServer) -> None:
             with pytest.raises(TimedOut) as caught:
                 await client.call(1, timeout=PATIENCE)
             assert caught.value.ran == 0.0
+            assert 0.0 < caught.value.left <= PATIENCE
             assert gate.items == []
             assert core.stats.tasks["hopeless"] == 1
 
@@ -570,7 +571,7 @@ def test_drain_refuses_new_requests_and_finishes_the_old(redis_server: RedisServ
             call = client.submit(1, timeout=PATIENCE)
             await wait_until(lambda: gate.batches)
             await admin.drain(3600)
-            with pytest.raises(Busy):
+            with pytest.raises(Busy, match="is being drained"):
                 await client.call(2, timeout=PATIENCE)
             status = await admin.status()
             assert status.is_draining

@@ -83,6 +83,46 @@ def test_errors_of_responses(response: Response, kind: type[Exception]) -> None:
     assert isinstance(outcome.error, kind)
 
 
+@pytest.mark.parametrize(
+    ("data", "left", "message"),
+    [
+        (
+            {"waited": 0.25, "ran": 0.0, "needed": 0.9},
+            0.75,
+            "queue 'q' did not run a request: 0.750 s were left after it had waited 0.250 s, "
+            "about 0.900 s were needed",
+        ),
+        (
+            {"waited": 0.25, "ran": 0.0},
+            0.75,
+            "queue 'q' did not run a request: 0.750 s were left after it had waited 0.250 s, "
+            "too little",
+        ),
+        (
+            {"waited": 1.25, "ran": 0.0},
+            0.0,
+            "no answer from queue 'q' in time: waited 1.250 s, with a worker for 0.000 s",
+        ),
+        (None, 0.0, "no answer from queue 'q' in time: waited 0.000 s, with a worker for 0.000 s"),
+    ],
+)
+def test_a_request_that_a_worker_dropped_says_why(data: Any, left: float, message: str) -> None:
+    core = Core("q")
+    begin(core, "a")
+    outcome = core.respond(Response("a", TIMED_OUT, data))
+    assert outcome is not None
+    assert isinstance(outcome.error, TimedOut)
+    assert (outcome.error.left, str(outcome.error)) == (left, message)
+
+
+def test_a_drained_queue_says_so() -> None:
+    core = Core("q")
+    (outcome,), _ = core.enqueued([begin(core, "a")], Enqueued(3, 0, [BUSY]))
+    assert str(outcome.error) == (
+        "queue 'q' is being drained and accepts no new requests: 3 are waiting or running"
+    )
+
+
 def test_at_its_deadline_a_call_is_cancelled_and_learns_where_the_time_went() -> None:
     core = Core("q")
     calls = [begin(core, name) for name in "abc"]

@@ -115,7 +115,9 @@ def test_a_priority_is_one_of_three() -> None:
         Busy("q", 5, 4),
         Duplicate("q", "key"),
         NoWorkers("q"),
+        Busy("q", 5, 0),
         TimedOut("q", 0.5, 0.25),
+        TimedOut("q", 0.5, 0.0, 0.5, 0.75),
         HandlerFailed("q", "ValueError: no", "Traceback"),
     ],
 )

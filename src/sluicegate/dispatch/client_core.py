@@ -133,7 +133,7 @@ class ClientCore(Generic[_Waiter]):
             return None
         if response.status == OK:
             return self._end(call, response.data)
-        return self._end(call, error=self._error_of(response))
+        return self._end(call, error=self._error_of(call, response))
 
     def give_up(self, call: Call[_Waiter]) -> bool:
         """The caller waits no more. Whether its request must be cancelled in Redis now."""
@@ -209,10 +209,16 @@ class ClientCore(Generic[_Waiter]):
         ran = min(ran, total)
         return TimedOut(self.queue, total - ran, ran)
 
-    def _error_of(self, response: Response) -> SluicegateError:
+    def _dropped(self, call: Call[_Waiter], data: dict[str, Any]) -> TimedOut:
+        """A worker has ended a call before its deadline, or after it."""
+        waited, ran, needed = (_seconds(data, name) for name in ("waited", "ran", "needed"))
+        left = max(call.deadline - call.began_at - waited - ran, 0.0) if "waited" in data else 0.0
+        return TimedOut(self.queue, waited, ran, left, needed)
+
+    def _error_of(self, call: Call[_Waiter], response: Response) -> SluicegateError:
         data = response.data if isinstance(response.data, dict) else {}
         if response.status == TIMED_OUT:
-            return TimedOut(self.queue, _seconds(data, "waited"), _seconds(data, "ran"))
+            return self._dropped(call, data)
         if response.status == BUSY_STATUS:
             return Busy(self.queue, int(data.get("length", 0)), int(data.get("limit", 0)))
         if response.status == FAILED:

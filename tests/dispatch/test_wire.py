@@ -3,7 +3,12 @@
 import json
 import pickle
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -41,6 +46,67 @@ def test_data_arrives_as_it_was_sent(data: Any, content_type: str) -> None:
     assert (request.reply_to, request.correlation_id, request.timeout) == ("replies", "7", 1.5)
     response = decode_response(encode_response(content_type, Response("7", 0, data)))
     assert response == Response("7", 0, data)
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+def test_what_data_comes_back_as() -> None:
+    """The table of docs/dispatch.md: what is sent, and how it arrives in msgpack and in JSON."""
+    noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
+    table: list[tuple[Any, Any, Any]] = [
+        (2**63, 2**63, 2**63),
+        ((1, 2), [1, 2], [1, 2]),
+        ({7}, [7], [7]),
+        (Point(1), {"x": 1}, {"x": 1}),
+        (Colour.RED, "red", "red"),
+        (b"ab", b"ab", "YWI="),
+        (noon, noon, "2026-01-02T12:00:00Z"),
+        (noon.replace(tzinfo=None), "2026-01-02T12:00:00", "2026-01-02T12:00:00"),
+        (date(2026, 1, 2), "2026-01-02", "2026-01-02"),
+        (timedelta(seconds=90), "PT90S", "PT90S"),
+        (Decimal("1.5"), "1.5", "1.5"),
+        (UUID(int=1), str(UUID(int=1)), str(UUID(int=1))),
+        ({1: "a"}, {1: "a"}, {"1": "a"}),
+        (float("inf"), float("inf"), None),
+    ]
+    for sent, *arrived in table:
+        for content_type, expected in zip(("msgpack", "json"), arrived, strict=True):
+            request = decode_request(encode_request(content_type, "replies", "7", 1.5, sent))
+            assert decode_data(request) == expected, (sent, content_type)
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("content_type", "data", "kind"),
+    [
+        ("msgpack", 2**70, ValueError),
+        ("msgpack", nested(100_000), ValueError),
+        ("json", nested(100_000), ValueError),
+        ("json", "\ud800", ValueError),
+        ("msgpack", 1j, TypeError),
+        ("json", {(1, 2): 3}, TypeError),
+    ],
+)
+def test_data_that_cannot_be_encoded_is_a_value_or_type_error(
+    content_type: str, data: Any, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        encode_request(content_type, "replies", "7", 1.5, data)
+    with pytest.raises(kind):
+        encode_response(content_type, Response("7", 0, data))
 
 
 def test_a_request_and_a_response_have_the_fields_of_the_original() -> None:

@@ -5,8 +5,8 @@ status, data}. Both are msgpack maps, or JSON objects when the request's content
 response has the encoding of its request. Which of the two a message is shows in its first byte: no
 msgpack map begins with a brace.
 
-Data is what JSON can say, and bytes and dates besides in msgpack. What msgspec turns into these
-(dataclasses, tuples, sets, enums) arrives as plain dicts and lists.
+Data is what JSON can say, and in msgpack bytes and times with a time zone besides. What msgspec
+turns into these arrives as such: a dataclass as a dict, a tuple as a list, a date as text.
 """
 
 from dataclasses import dataclass
@@ -84,16 +84,16 @@ def check_content_type(content_type: str) -> str:
 def encode_request(
     content_type: str, reply_to: str, correlation_id: str, timeout: float, data: Any
 ) -> bytes:
-    """Raises `TypeError`, or another error of the data's own, if it cannot be encoded."""
-    encoder = _json_encoder if content_type == JSON else _msgpack_encoder
-    return encoder.encode(
+    """Raises `TypeError` or `ValueError`, or an error of the data's own, where it fails."""
+    return _encode(
+        content_type,
         {
             "content_type": content_type,
             "reply_to": reply_to,
             "correlation_id": correlation_id,
             "timeout": timeout,
             "data": data,
-        }
+        },
     )
 
 
@@ -118,8 +118,7 @@ def decode_data(request: Request) -> Any:
 
 def encode_response(content_type: str, response: Response) -> bytes:
     """Raises as `encode_request`."""
-    encoder = _json_encoder if content_type == JSON else _msgpack_encoder
-    return encoder.encode(response)
+    return _encode(content_type, response)
 
 
 def decode_response(payload: bytes) -> Response:
@@ -128,3 +127,11 @@ def decode_response(payload: bytes) -> Response:
         return decoder.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"invalid response: {error}") from None
+
+
+def _encode(content_type: str, message: Any) -> bytes:
+    encoder = _json_encoder if content_type == JSON else _msgpack_encoder
+    try:
+        return encoder.encode(message)
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(f"data cannot be encoded as {content_type}: {error}") from None

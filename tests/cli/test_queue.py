@@ -83,6 +83,9 @@ def test_the_status_tells_what_waits_and_runs_and_who_is_alive(
         "is_draining": False,
     }
     assert command("status", "--prefix", "other:")[1].startswith("workers alive: 0\n")
+    with redis_server.client as redis:
+        redis.delete("sluicegate:{q}:workers")
+    assert json.loads(command("status", "--json")[1])["rate"] is None  # nobody has one
 
 
 class EmptyingClock(ManualClock):
@@ -106,7 +109,10 @@ def test_drain_waits_until_the_queue_is_empty(command: Command, redis_server: Re
     clock = EmptyingClock(redis_server)
     code, text, _ = command("drain", clock=clock)
     assert (code, clock.sleeps) == (0, 3)
-    assert text == "empty; new requests are refused until: sluicegate queue drain q --resume\n"
+    assert text == (
+        "empty; new requests are refused for 3600 s, or until:\n"
+        f"  sluicegate queue drain q --url {redis_server.url} --resume\n"
+    )
     assert "draining: new requests are refused\n" in command("status")[1]
 
 
@@ -116,12 +122,32 @@ def test_drain_gives_up_after_its_time_out(command: Command, redis_server: Redis
     code, text, _ = command("drain", "--timeout", "5", clock=clock)
     assert code == 1
     assert 5.0 <= clock.now() < 5.5
-    assert text.startswith("not empty after 5 s; new requests are still refused\nworkers alive: 0")
+    hint, resume, workers = text.splitlines()[:3]
+    assert hint == "not empty after 5 s; new requests are refused for 3600 s, or until:"
+    assert resume == f"  sluicegate queue drain q --url {redis_server.url} --resume"
+    assert workers == "workers alive: 0"
     code, text, _ = command("drain", "--timeout", "1", "--json")
     assert code == 1
     assert json.loads(text)["is_empty"] is False
     with redis_server.client as redis:
         assert 3000 < redis.ttl("sluicegate:{q}:draining") <= 3600
+
+
+def test_the_hint_of_drain_is_a_command_for_the_same_queue_without_its_login(
+    command: Command, redis_server: RedisServer
+) -> None:
+    assert command("drain", "--for", "60", "--prefix", "my keys:")[1] == (
+        "empty; new requests are refused for 60 s, or until:\n"
+        f"  sluicegate queue drain q --url {redis_server.url} --prefix 'my keys:' --resume\n"
+    )
+    with redis_server.client as redis:
+        redis.config_set("requirepass", "secret")
+        try:
+            url = redis_server.url.replace("//", "//:secret@")
+            text = command("drain", "--url", url)[1]
+        finally:
+            redis.config_set("requirepass", "")
+    assert text.splitlines()[1] == "  sluicegate queue drain q --url URL --resume"
 
 
 def test_a_drained_queue_refuses_requests_until_it_is_resumed(redis_server: RedisServer) -> None:

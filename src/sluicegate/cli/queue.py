@@ -6,6 +6,7 @@ Exit code 1 if Redis does not answer or a drained queue is not empty in time, 2 
 import argparse
 import asyncio
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["configure", "format_dead", "format_status"]
 
 _PRIORITIES = {1: "urgent", 0: "normal", -1: "background"}
-_LOOK_EVERY = 0.2  # seconds
+_URL = "redis://127.0.0.1:6379"
+_PREFIX = "sluicegate:"
 _MOST_DATA = 60  # characters of a request that are shown
 
 
@@ -40,12 +42,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("queue", metavar="QUEUE")
-    common.add_argument(
-        "--url", default="redis://127.0.0.1:6379", help="URL of Redis (default: %(default)s)"
-    )
+    common.add_argument("--url", default=_URL, help="URL of Redis (default: %(default)s)")
     common.add_argument(
         "--prefix",
-        default="sluicegate:",
+        default=_PREFIX,
         metavar="P",
         help="prefix of the keys in Redis (default: %(default)s)",
     )
@@ -171,15 +171,18 @@ def _drain(queue: _Queue, arguments: argparse.Namespace, clock: Clock) -> int:
         queue.resume()
         _print(arguments, {"queue": arguments.queue, "is_draining": False}, "accepts requests\n")
         return 0
+    from sluicegate.dispatch.queue_admin import LOOK_EVERY
+
     queue.drain(arguments.duration)
     deadline = clock.now() + arguments.timeout
-    while (left := _length(status := queue.status())) and clock.now() < deadline:
-        clock.sleep(_LOOK_EVERY)
-    if not left:
-        undo = f"sluicegate queue drain {arguments.queue} --resume"
-        text = f"empty; new requests are refused until: {undo}\n"
-    else:
-        text = f"not empty after {arguments.timeout:g} s; new requests are still refused\n"
+    while (left := (status := queue.status()).length) and clock.now() < deadline:
+        clock.sleep(LOOK_EVERY)
+    state = f"not empty after {arguments.timeout:g} s" if left else "empty"
+    text = (
+        f"{state}; new requests are refused for {arguments.duration:g} s, or until:\n"
+        f"  {_resume_command(arguments)}\n"
+    )
+    if left:
         text += format_status(status)
     _print(arguments, {"queue": arguments.queue, "is_empty": not left, **status._asdict()}, text)
     return 1 if left else 0
@@ -204,8 +207,14 @@ def _print(arguments: argparse.Namespace, document: dict[str, Any], text: str) -
     sys.stdout.write(json.dumps(document, default=repr) + "\n" if arguments.json else text)
 
 
-def _length(status: "QueueStatus") -> int:
-    return sum(status.waiting.values()) + sum(status.running.values())
+def _resume_command(arguments: argparse.Namespace) -> str:
+    """The command that ends a drain. A login is not repeated: what is printed may be logged."""
+    words = ["sluicegate", "queue", "drain", arguments.queue]
+    if arguments.url != _URL:
+        words += ["--url", "URL" if "@" in arguments.url else arguments.url]
+    if arguments.prefix != _PREFIX:
+        words += ["--prefix", arguments.prefix]
+    return shlex.join([*words, "--resume"])
 
 
 def format_status(status: "QueueStatus") -> str:

@@ -1,7 +1,8 @@
 """`QueueAdmin`: looks at a queue from outside, and does what an operator does to it."""
 
+import asyncio
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from sluicegate._validate import check_positive, check_whole
 from sluicegate.dispatch.keys import GROUP, PRIORITIES, QueueKeys
@@ -10,13 +11,17 @@ from sluicegate.dispatch.wire import Request, decode_request
 from sluicegate.errors import ProtocolError
 from sluicegate.redis_client import AsyncRedisPool, ErrorReply, pack
 
-__all__ = ["DeadRequest", "QueueAdmin", "QueueStatus", "read_status"]
+__all__ = ["LOOK_EVERY", "DeadRequest", "QueueAdmin", "QueueStatus", "read_status"]
+
+LOOK_EVERY = 0.2  # seconds between two looks at a queue that is to become empty
 
 
 class QueueStatus(NamedTuple):
-    """`waiting` and `running` are by priority; `rate` is in requests per second, if known.
+    """`waiting` and `running` are by priority.
 
-    `running` are requests that a worker has taken, some of which may still wait there.
+    `running` are requests that a worker has taken, some of which may still wait there. `rate` is
+    how many requests per second the workers can run: None without workers, and before their first
+    batches.
     """
 
     waiting: dict[int, int]
@@ -25,6 +30,11 @@ class QueueStatus(NamedTuple):
     rate: float | None
     dead: int
     is_draining: bool
+
+    @property
+    def length(self) -> int:
+        """How many requests are in the queue: those that wait and those that run."""
+        return sum(self.waiting.values()) + sum(self.running.values())
 
 
 class DeadRequest(NamedTuple):
@@ -53,15 +63,19 @@ async def read_status(pool: AsyncRedisPool, keys: QueueKeys, timeout: float) -> 
     running = [0 if isinstance(one, ErrorReply) else int(one[0]) for one in pendings]
     time, workers, rate, dead, draining = replies[2 * count :]
     now = int(time[0]) * 1000
-    alive = zip(workers[::2], workers[1::2], strict=True)
+    alive = [
+        name.decode()
+        for name, until in zip(workers[::2], workers[1::2], strict=True)
+        if float(until) > now
+    ]
     return QueueStatus(
         waiting={
             priority: length - run
             for priority, length, run in zip(PRIORITIES, lengths, running, strict=True)
         },
         running=dict(zip(PRIORITIES, running, strict=True)),
-        workers=sorted(name.decode() for name, until in alive if float(until) > now),
-        rate=None if rate is None else float(rate),
+        workers=sorted(alive),
+        rate=float(rate) if alive and rate is not None else None,
         dead=dead,
         is_draining=bool(draining),
     )
@@ -82,9 +96,21 @@ class QueueAdmin:
         return await read_status(self._pool, self._keys, self._timeout)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests for this long; those in the queue are finished."""
+        """Refuse new requests for this long; those in the queue are finished.
+
+        It returns at once: `wait_until_empty` waits.
+        """
         milliseconds = round(check_positive("seconds", seconds) * 1000)
         await self._exchange([pack("SET", self._keys.draining, 1, "PX", max(milliseconds, 1))])
+
+    async def wait_until_empty(self, timeout: float) -> bool:
+        """Whether the queue has become empty within `timeout` seconds."""
+        deadline = monotonic() + check_positive("timeout", timeout)
+        while (await self.status()).length:
+            if monotonic() >= deadline:
+                return False
+            await asyncio.sleep(LOOK_EVERY)
+        return True
 
     async def resume(self) -> None:
         """Accept requests again."""
@@ -107,6 +133,12 @@ class QueueAdmin:
 
     async def close(self) -> None:
         await self._pool.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     def _read_dead(self, id: bytes, fields: list[bytes]) -> DeadRequest:
         values = dict(zip(fields[::2], fields[1::2], strict=True))

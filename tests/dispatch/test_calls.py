@@ -577,8 +577,10 @@ def test_drain_refuses_new_requests_and_finishes_the_old(redis_server: RedisServ
             assert status.is_draining
             assert status.workers == [worker.name]
             assert status.running == {1: 0, 0: 1, -1: 0}
+            assert not await admin.wait_until_empty(0.01)
             gate.opened.set()
             assert await call == 1
+            assert await admin.wait_until_empty(PATIENCE)
             await admin.resume()
             assert await client.call(2, timeout=PATIENCE) == 2
             assert sum((await admin.status()).waiting.values()) == 0
@@ -603,6 +605,31 @@ def test_a_malformed_request_goes_to_the_dead_list_with_its_reason(
         assert await admin.retry() == 1
         assert (await admin.status()).waiting[0] == 1
         await admin.close()
+
+    run(scenario())
+
+
+def test_a_request_without_its_field_comes_back_to_the_dead_list_after_a_retry(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        fields = {"text": "Guten Tag", "id": "mine"}
+        dead = "sluicegate:{translate}:dead"
+        async with QueueAdmin(redis_server.url, QUEUE) as admin:
+            with redis_server.client as redis:
+                redis.xadd(dead, {"reason": "made by hand", "stream": "?", "request": "x"})
+                async with Worker(redis_server.url, QUEUE, double):
+                    redis.xadd("sluicegate:{translate}:tasks:0", fields)
+                    await wait_until(lambda: redis.xlen(dead) == 2)
+                ((_, before),) = redis.xrange(dead)[1:]
+                assert await admin.retry(1) == 1
+                assert [entry for _, entry in redis.xrange("sluicegate:{translate}:tasks:0")] == [
+                    fields
+                ]
+                async with Worker(redis_server.url, QUEUE, double):
+                    await wait_until(lambda: redis.xlen(dead) == 2)
+                ((_, after),) = redis.xrange(dead)[1:]
+                assert after["text"] == before["text"] == "Guten Tag"
 
     run(scenario())
 

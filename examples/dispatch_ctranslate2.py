@@ -1,6 +1,6 @@
 """A real Transformer behind a queue: CTranslate2, with batches of one, of 16, and by length.
 
-    pip install 'sluicegate[dispatch]' ctranslate2 numpy
+    pip install '.[dispatch]' ctranslate2 numpy
     redis-server --port 6379 &
     python -m examples.dispatch_ctranslate2
 

@@ -1,6 +1,6 @@
 r"""FastAPI takes single requests and answers from workers that run them in batches.
 
-    pip install fastapi uvicorn 'sluicegate[dispatch]'
+    pip install fastapi uvicorn '.[dispatch]'
     redis-server --port 6379 &
     sluicegate worker examples.dispatch_translation:translate --queue translate &
     uvicorn examples.dispatch_fastapi:app --workers 2

@@ -663,6 +663,37 @@ def test_a_program_in_another_language_needs_only_commands_of_redis(
     run(scenario())
 
 
+def test_a_worker_in_another_language_needs_only_commands_of_redis(
+    redis_server: RedisServer,
+) -> None:
+    """As the steps of docs/dispatch.md."""
+    stream = "sluicegate:{translate}:tasks:0"
+
+    async def scenario() -> None:
+        with redis_server.client as redis:
+            redis.xgroup_create(stream, "workers", "0", mkstream=True)
+            alive_until = int(redis.time()[0] + 2 * PATIENCE) * 1000
+            redis.zadd("sluicegate:{translate}:workers", {"stranger": alive_until})
+            async with Dispatcher(redis_server.url, QUEUE, content_type="json") as client:
+                call = client.submit("Guten Tag", timeout=PATIENCE)
+                await wait_until(lambda: redis.xlen(stream))
+                ((_, ((id, fields),)),) = redis.xreadgroup("workers", "stranger", {stream: ">"})
+                request = json.loads(fields["request"])
+                redis.xclaim(stream, "workers", "stranger", 0, [id], justid=True)
+                assert redis.xack(stream, "workers", id) == 1
+                redis.xdel(stream, id)
+                response = {"correlation_id": request["correlation_id"], "status": 0, "data": "Hi"}
+                redis.xadd(request["reply_to"], {"response": json.dumps(response)})
+                redis.pexpire(request["reply_to"], 60_000)
+                assert await call == "Hi"
+            redis.xgroup_delconsumer(stream, "workers", "stranger")
+            redis.zrem("sluicegate:{translate}:workers", "stranger")
+            async with Worker(redis_server.url, QUEUE, double), client:
+                assert await client.call(1, timeout=PATIENCE) == 2
+
+    run(scenario())
+
+
 def test_memory_is_flat_after_many_requests(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         client = Dispatcher(redis_server.url, QUEUE, max_waiting=10_000)

@@ -134,6 +134,8 @@ def test_the_verdict_names_what_was_missed(
     demo.recorded = demo.seconds
     assert [check.name for check in demo.checks() if not check.is_met] == missed
     assert report(demo)["held"] == (not missed)
+    head, *_ = plain(summary(demo)).splitlines()
+    assert f" calls in {demo.seconds} s: " in head
     rows = plain(summary(demo)).splitlines()[3:6]
     assert [row.split()[-1] for row in rows].count("no") == len(missed)
 
@@ -161,6 +163,7 @@ def test_what_the_machine_holds_up_is_not_idle() -> None:
 def test_too_early_an_end_is_not_held(demo: DispatchDemo) -> None:
     assert demo.checks()[0].measured == 0.0
     assert report(demo)["held"] is False
+    assert f" calls in {demo.recorded} s of {demo.seconds}: " in plain(summary(demo))
 
 
 def test_the_screen_fits_a_terminal_of_80_columns(demo: DispatchDemo) -> None:

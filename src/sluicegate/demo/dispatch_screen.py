@@ -59,6 +59,8 @@ def frame(demo: DispatchDemo, width: int, bars: str) -> str:
 def summary(demo: DispatchDemo) -> str:
     """The closing table, in Rich's markup."""
     ended = demo.tally.ended
+    is_whole = demo.recorded == demo.seconds
+    time = f"{demo.seconds} s" if is_whole else f"{demo.recorded} s of {demo.seconds}"
     lines = [f"[dim]{'check':12}{'measured':>9}{'goal':>7}  met[/]"]
     for check in demo.checks():
         verdict = "[green]yes[/]" if check.is_met else "[red]no[/]"
@@ -67,7 +69,7 @@ def summary(demo: DispatchDemo) -> str:
         lines.append(f"{check.name:12}{check.measured:{form}}{check.goal:{goal}}  {verdict}")
     return "\n".join(
         [
-            f"{demo.tally.asked} calls in {demo.recorded} of {demo.seconds} s: "
+            f"{demo.tally.asked} calls in {time}: "
             f"{ended[ANSWERED]} answered, {ended[REFUSED]} refused, {ended[TIMED_OUT]} timed out.",
             *demo.events,
             "",

@@ -190,14 +190,16 @@ def test_dead_requests_are_listed_and_put_back(command: Command, redis_server: R
             )
     code, text, _ = command("dead")
     assert code == 0
-    head, first, second, data = text.splitlines()
+    head, first, fields, second, data = text.splitlines()
     assert head.split() == ["ID", "PRIORITY", "REASON,", "DATA"]
-    assert first.split(maxsplit=1)[1] == "background  not readable"
+    assert first.split(maxsplit=1) == ["1-1", "background  not readable"]  # its id in the queue
+    assert fields.strip() == "{'request': '{'}"
     assert second.endswith("3 workers?took it")
     assert data.strip().startswith("['a text ")
     assert data.endswith("...")
     rows: list[dict[str, Any]] = json.loads(command("dead", "--json")[1])["dead"]
     assert [row.get("data") for row in rows] == [None, request["data"]]
+    assert [row.get("fields") for row in rows] == [{"request": "{"}, None]
     assert command("retry", "--most", "1")[1] == "requests put back: 1\n"
     assert json.loads(command("retry", "--json")[1]) == {"queue": "q", "retried": 1}
     assert json.loads(command("status", "--json")[1])["waiting"]["-1"] == 2
@@ -220,6 +222,7 @@ def test_without_redis_the_exit_code_is_1(command: Command, redis_server: RedisS
         code, out, error = command(action)
         assert (code, out) == (1, "")
         assert error.startswith("sluicegate queue: cannot connect to Redis at 127.0.0.1")
+        assert error.endswith("; use --url if Redis is elsewhere\n")
         assert error.count("\n") == 1
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sluicegate.cli.arguments import count, seconds
 from sluicegate.cli.output import printable
 from sluicegate.clock import Clock
-from sluicegate.errors import SluicegateError
+from sluicegate.errors import SluicegateError, Unavailable
 
 if TYPE_CHECKING:
     from sluicegate.dispatch.queue_admin import DeadRequest, QueueAdmin, QueueStatus
@@ -128,7 +128,8 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
         try:
             return act(_Queue(admin, runner), arguments, clock)
         except SluicegateError as error:
-            sys.stderr.write(f"sluicegate queue: {error}\n")
+            advice = "; use --url if Redis is elsewhere" if isinstance(error, Unavailable) else ""
+            sys.stderr.write(f"sluicegate queue: {error}{advice}\n")
             return 1
         except KeyboardInterrupt:
             return 128 + 2  # as a shell has it for SIGINT
@@ -240,9 +241,15 @@ def _describe(dead: "DeadRequest") -> dict[str, Any]:
     from sluicegate.errors import ProtocolError
 
     row: dict[str, Any] = {"id": dead.id, "priority": dead.priority, "reason": dead.reason}
-    if not isinstance(dead.request, ProtocolError):
-        with suppress(ProtocolError):
-            row["data"] = decode_data(dead.request)
+    try:
+        if isinstance(dead.request, ProtocolError):
+            raise dead.request
+        row["data"] = decode_data(dead.request)
+    except ProtocolError:
+        row["fields"] = {
+            name.decode(errors="replace"): value.decode(errors="replace")
+            for name, value in dead.fields
+        }
     return row
 
 
@@ -252,8 +259,7 @@ def format_dead(rows: list[dict[str, Any]]) -> str:
     lines = [f"{'ID':22}{'PRIORITY':12}REASON, DATA"]
     for row in rows:
         lines.append(f"{row['id']:22}{_PRIORITIES[row['priority']]:12}{printable(row['reason'])}")
-        if "data" in row:
-            data = printable(repr(row["data"]))
-            shown = data if len(data) <= _MOST_DATA else f"{data[:_MOST_DATA]}..."
-            lines.append(f"{'':34}{shown}")
+        data = printable(repr(row["data"] if "data" in row else row["fields"]))
+        shown = data if len(data) <= _MOST_DATA else f"{data[:_MOST_DATA]}..."
+        lines.append(f"{'':34}{shown}")
     return "\n".join(lines) + "\n"

@@ -15,6 +15,8 @@ __all__ = ["LOOK_EVERY", "DeadRequest", "QueueAdmin", "QueueStatus", "read_statu
 
 LOOK_EVERY = 0.2  # seconds between two looks at a queue that is to become empty
 
+_ADDED = (b"reason", b"stream", b"id")  # fields that the dead list puts before a request's own
+
 
 class QueueStatus(NamedTuple):
     """`waiting` and `running` are by priority.
@@ -38,12 +40,16 @@ class QueueStatus(NamedTuple):
 
 
 class DeadRequest(NamedTuple):
-    """A request that was given up; `request` is an error if it cannot be read."""
+    """A request that was given up; `request` is an error if it cannot be read.
+
+    `fields` are those of its entry in the queue, as bytes.
+    """
 
     id: str
     reason: str
     priority: int
     request: Request | ProtocolError
+    fields: list[tuple[bytes, bytes]]
 
 
 async def read_status(pool: AsyncRedisPool, keys: QueueKeys, timeout: float) -> QueueStatus:
@@ -141,15 +147,26 @@ class QueueAdmin:
         await self.close()
 
     def _read_dead(self, id: bytes, fields: list[bytes]) -> DeadRequest:
-        values = dict(zip(fields[::2], fields[1::2], strict=True))
-        stream = values.get(b"stream", b"")
+        added: dict[bytes, bytes] = {}
+        own: list[tuple[bytes, bytes]] = []
+        for field, value in zip(fields[::2], fields[1::2], strict=True):
+            if field in _ADDED and field not in added:
+                added[field] = value
+            else:
+                own.append((field, value))
+        stream = added.get(b"stream", b"")
         places = [place for place, key in enumerate(self._keys.tasks) if key == stream]
         try:
-            request: Request | ProtocolError = decode_request(values.get(b"request", b""))
+            request: Request | ProtocolError = decode_request(dict(own).get(b"request", b""))
         except ProtocolError as error:
             request = error
-        reason = values.get(b"reason", b"").decode(errors="replace")
-        return DeadRequest(id.decode(), reason, PRIORITIES[places[0]] if places else 0, request)
+        return DeadRequest(
+            id=added.get(b"id", id).decode(errors="replace"),
+            reason=added.get(b"reason", b"").decode(errors="replace"),
+            priority=PRIORITIES[places[0]] if places else 0,
+            request=request,
+            fields=own,
+        )
 
     async def _exchange(self, commands: list[bytes]) -> list[Any]:
         return await _exchange(self._pool, self._keys, commands, self._timeout)

@@ -173,6 +173,43 @@ def test_urgent_requests_are_served_before_the_others(redis_server: RedisServer)
     run(scenario())
 
 
+@pytest.mark.parametrize("max_batch", [2, 16])
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_background_requests_wait_while_there_are_others(
+    redis_server: RedisServer, max_batch: int, is_idle: bool
+) -> None:
+    """A worker that waits for any request takes a few of each priority when all come at once."""
+
+    async def scenario() -> None:
+        gate = Gate(is_open=is_idle)
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, gate, max_batch=max_batch), client:
+            calls = [client.submit("first", timeout=PATIENCE)]
+            await wait_until(lambda: gate.batches)
+            if is_idle:
+                await asyncio.gather(*calls)
+                await asyncio.sleep(0.05)  # the likelier case: it waits in Redis by now
+            calls += [
+                client.submit(priority, timeout=PATIENCE, priority=priority)
+                for priority in (-1, 0, 1)
+                for _ in range(40)
+            ]
+            if not is_idle:
+                with redis_server.client as redis:
+                    await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:1") == 40)
+                gate.opened.set()
+            await asyncio.gather(*calls)
+            ran = gate.items[1:]
+            last_urgent = len(ran) - ran[::-1].index(1)
+            few = 2 * max(max_batch // 3, 1) if is_idle else 0
+            assert ran[:max_batch] == [1] * max_batch
+            assert last_urgent <= 40 + few
+            if not is_idle:
+                assert ran == [1] * 40 + [0] * 40 + [-1] * 40
+
+    run(scenario())
+
+
 def test_a_full_queue_refuses_with_its_length_and_limit(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         gate = Gate()

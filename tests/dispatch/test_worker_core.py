@@ -39,13 +39,29 @@ def test_a_batch_is_the_most_urgent_and_the_oldest() -> None:
 
 def test_an_idle_worker_fetches_a_batch_and_a_busy_one_only_near_its_end() -> None:
     core = core_of(16)
-    assert core.wanted(0.0, 1, None) == 16
+    assert core.wanted(0.0, 1, None) == (16, 16, 16)
     core.add(0.0, [task(0)], 0.0)
-    assert core.wanted(0.0, 1, None) == 15
-    assert core.wanted(0.0, 0, None) == 0
-    assert core.wanted(0.0, 0, 2 * FETCH_AHEAD) == 0
-    assert core.wanted(1.5 * FETCH_AHEAD, 0, 2 * FETCH_AHEAD) == 15
-    assert core.wanted(2 * FETCH_AHEAD, 0, 2 * FETCH_AHEAD) == 0  # about to end
+    assert core.wanted(0.0, 1, None) == (16, 15, 15)
+    assert core.wanted(0.0, 0, None) == ()
+    assert core.wanted(0.0, 0, 2 * FETCH_AHEAD) == ()
+    assert core.wanted(1.5 * FETCH_AHEAD, 0, 2 * FETCH_AHEAD) == (16, 15, 15)
+    assert core.wanted(2 * FETCH_AHEAD, 0, 2 * FETCH_AHEAD) == ()  # about to end
+
+
+def test_a_full_pool_has_room_for_more_urgent_tasks_alone() -> None:
+    core = core_of(4)
+    core.add(0.0, [task(number, stream=2) for number in range(3)], 0.0)
+    assert not core.is_full
+    assert core.wanted(0.0, 1, None) == (4, 4, 1)
+    assert core.wanted(0.0, 2, None) == (8, 8, 1)  # of two batches none is to be in the background
+    core.add(0.0, [task(3), task(4)], 0.0)
+    assert core.is_full
+    assert core.wanted(0.0, 1, None) == (4, 2, 0)
+    core.add(0.0, [task(5), task(6), *(task(number, stream=0) for number in range(7, 11))], 0.0)
+    assert core.wanted(0.0, 1, None) == ()
+    batch, _ = core.take(0.0)
+    assert batch is not None
+    assert numbers(batch.tasks) == [7, 8, 9, 10]
 
 
 def test_what_would_end_late_is_answered_at_once_and_not_run() -> None:
@@ -182,7 +198,7 @@ def test_a_task_that_another_worker_took_over_may_come_back() -> None:
 def test_a_busy_worker_takes_over_lost_tasks_unless_it_is_busy_for_long() -> None:
     core = core_of(4, lease=2.0)
     core.add(0.0, [task(number) for number in range(4)], 0.0)
-    assert core.wanted(0.0, 0, 0.01) == 0
+    assert core.is_full
     assert core.reapable(0.0, 0, 0.01) == 4
     assert core.reapable(0.0, 0, 1.5) == 0
     assert core.reapable(0.0, 0, None) == 0
@@ -226,7 +242,8 @@ def test_under_overload_nearly_all_of_the_capacity_is_answered_in_time(
             arrived += chance.expovariate(3 * capacity)
             queue.append(task(int(arrived * 1000), timeout=1.0))
             queue[-1].id = (1, b"%d-%d" % (int(arrived * 1000), len(queue)))
-        while (wanted := core.wanted(now, 1, None)) and queue:
+        while queue and not core.is_full:
+            wanted = core.wanted(now, 1, None)[1]
             core.confirm(one.task for one in core.add(now, queue[:wanted], now))
             del queue[:wanted]
         batch, endings = core.take(now)

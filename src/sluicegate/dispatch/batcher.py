@@ -8,7 +8,8 @@ batch's size.
 `size` (any measure of an item, say its length) makes batches of like sizes, for handlers that pad
 their items to the longest: up to four batches are gathered and sorted by size, and of the runs of
 neighbours that contain the first task the one with the least padding is taken. The first task,
-which is the oldest of the most urgent, is in the next batch whatever its size, so none starves.
+which is the oldest of the most urgent, is in the next batch whatever its size, so none starves. The
+run is of one priority; less urgent tasks fill up a batch that has all of the more urgent ones.
 
 `max_cost` bounds the sum of `cost(item)` of a batch; an item that costs more goes alone.
 """
@@ -72,7 +73,9 @@ class Batcher:
         if self.size is None:
             return self._fit(tasks[: self.max_batch])
         first = tasks[0]
-        by_size = sorted(tasks, key=_size)
+        equals = [task for task in tasks if task.id[0] == first.id[0]]
+        others = tasks[len(equals) :]
+        by_size = sorted(equals, key=_size)
         at = by_size.index(first)
         count = min(self.max_batch, len(by_size))
         starts = range(max(0, at - count + 1), min(at, len(by_size) - count) + 1)
@@ -80,6 +83,9 @@ class Batcher:
         run = by_size[best : best + count]
         # Those nearest in size to the first task, should all be too costly.
         run.sort(key=lambda task: (task is not first, abs(task.size - first.size)))
+        if others and count < self.max_batch:
+            nearest = sorted(others, key=lambda task: (task.id[0], abs(task.size - first.size)))
+            run += nearest[: self.max_batch - count]
         return self._fit(run)
 
     def _fit(self, tasks: Sequence[Task]) -> list[Task]:

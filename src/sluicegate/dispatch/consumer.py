@@ -1,6 +1,7 @@
 """`Consumer`: what a worker exchanges with Redis about one queue.
 
-Three loops: one fetches tasks with a blocking read, one listens to the control stream, and one,
+Three loops: one fetches tasks, the most urgent first, and waits in a blocking read when there are
+none; one listens to the control stream, and one,
 driven by time, sends heartbeats, renews leases and takes over tasks whose lease has run out. Ends
 of tasks go out together, one script for all that ended in one pass of the event loop, and are sent
 again until Redis confirms them. Whatever fails is tried again: workers come back by themselves.
@@ -162,7 +163,7 @@ class Consumer:
                 log.debug("queue %s: %s", self.keys.queue, error)
 
     async def _fetch(self) -> None:
-        refills = 0  # fetches in a row that were full of tasks that had to be dropped
+        refills = 0  # fetches in a row after which more may be there for the same batch
         while True:
             now = self.now()
             slots = self._slots
@@ -174,24 +175,40 @@ class Consumer:
             if not wanted:
                 await self._wait(now)
                 continue
+            is_cut = False
             try:
-                tasks = await self._read_tasks(wanted, is_blocking=not refills)
+                tasks = await self._look(wanted)
+                if not tasks and not refills and not self.core.is_full:
+                    count = max(wanted[-1] // len(wanted), 1)
+                    tasks = await self._wait_for_tasks(count)
+                    is_cut = len(tasks) >= count
             except (SluicegateError, OSError):
                 self._on_tasks()  # what was fetched before does not wait for the next fetch
                 raise
             has_dropped = self._add(tasks)
-            if has_dropped and len(tasks) >= wanted and refills < _MOST_REFILLS:
-                refills += 1  # more are waiting: a batch of what is left would be small
+            if has_dropped and len(tasks) >= max(wanted[-1], 1):
+                is_cut = True  # a batch of what is left would be small
+            if is_cut and refills < _MOST_REFILLS:
+                refills += 1
                 continue
             if tasks or refills:
                 refills = 0
                 self._on_tasks()
+            if self.core.is_full:
+                await self._wait(self.now())  # look again for more urgent ones when one has begun
 
-    async def _read_tasks(self, count: int, *, is_blocking: bool) -> list[Task]:
+    async def _look(self, wanted: Sequence[int]) -> list[Task]:
+        fetched = await self._scripts.fetch(self._worker, wanted)
+        return [Task(task, 1, _decode(fields)) for task, fields in fetched]
+
+    async def _wait_for_tasks(self, count: int) -> list[Task]:
+        """Up to `count` tasks of each priority, as soon as there is one.
+
+        A few, not a batch: should urgent ones come together with others, only these few of the
+        others are ahead of the urgent ones that come into later batches.
+        """
         words: list[bytes | str | int] = ["XREADGROUP", "GROUP", GROUP, self._worker]
-        words += ["COUNT", count]
-        if is_blocking:
-            words += ["BLOCK", int(_BLOCK * 1000)]
+        words += ["COUNT", count, "BLOCK", int(_BLOCK * 1000)]
         words += ["STREAMS", *self.keys.tasks, *[">"] * len(self.keys.tasks)]
         reply = await self._fetcher.read(pack(*words), _BLOCK)
         return [

@@ -2,7 +2,8 @@
 
 A script is called by its hash, and sent whole when Redis does not know it (any more). All keys of a
 call have the queue's hash tag. A call that was carried out and whose reply was lost may be repeated
-for every script but `enqueue`, which would add its requests twice.
+for every script but `enqueue`, which would add its requests twice, and `fetch`: of the tasks of its
+first call nobody would know.
 """
 
 import asyncio
@@ -46,7 +47,9 @@ class _Script:
 
 _SCRIPTS = {
     name: _Script(name)
-    for name in ("enqueue", "finish", "cancel", "heartbeat", "reap", "renew", "leave", "retry")
+    for name in (
+        *("enqueue", "fetch", "finish", "cancel", "heartbeat", "reap", "renew", "leave", "retry"),
+    )
 }
 
 
@@ -102,6 +105,17 @@ class QueueScripts:
         keys, words = self._enqueue_words(requests, max_waiting, max_wait_seconds, once_seconds)
         count = len(requests)
         return self._begin("enqueue", keys, words, lambda reply: _read_enqueued(reply, count))
+
+    async def fetch(
+        self, worker: bytes, wanted: Sequence[int]
+    ) -> list[tuple[TaskId, Sequence[bytes]]]:
+        """Tasks that wait, the most urgent first, and the fields of their entries.
+
+        `wanted` has for each stream how many to take of it and the more urgent ones.
+        """
+        words: list[_Word] = [GROUP, worker, *wanted]
+        reply = await self._call("fetch", self._keys.tasks, words, may_repeat=False)
+        return [((stream - 1, id), fields) for stream, id, fields in reply]
 
     async def finish(self, tasks: Sequence[Finishing]) -> list[int]:
         """For each task whether this call has ended it."""

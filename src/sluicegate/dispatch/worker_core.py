@@ -9,7 +9,8 @@ to this worker once more, it is not run once more.
 
 **Fetching.** An idle worker fetches one batch. A busy one fetches the next when the running one is
 about to end, not earlier: until then another worker may become idle. Nor does it fetch in the last
-millisecond: the answers would wait behind that, and the next batch be smaller.
+millisecond: the answers would wait behind that, and the next batch be smaller. Tasks in the pool
+leave room for more urgent ones that still wait in Redis: the next batch has the most urgent of all.
 
 **Dropping.** A task whose batch would probably end after its deadline (now + 1.3 times the
 estimate) is answered at once that it has timed out: to run it would make those behind it late, too.
@@ -19,11 +20,12 @@ while, a single task is tried whatever the estimate says.
 """
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from sluicegate.dispatch.batcher import Batcher
 from sluicegate.dispatch.estimate import BatchTime
-from sluicegate.dispatch.keys import TaskId
+from sluicegate.dispatch.keys import PRIORITIES, TaskId
 from sluicegate.dispatch.stats import WorkerStats
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import FAILED, TIMED_OUT, Request, decode_data
@@ -68,17 +70,39 @@ class WorkerCore:
         return len(self._pool)
 
     @property
+    def first(self) -> Task:
+        """The most urgent and oldest of the tasks that have not begun."""
+        return self._pool[0]
+
+    @property
     def held(self) -> int:
         """Tasks that were fetched and whose end is not confirmed."""
         return len(self._held)
 
-    def wanted(self, now: float, free: int, next_free_at: float | None) -> int:
-        """How many tasks to fetch. `free`: batches that could begin now; else when one could."""
+    @property
+    def is_full(self) -> bool:
+        """Whether the pool has room for more urgent tasks alone."""
+        return len(self._pool) >= self.batcher.pool_size
+
+    def wanted(self, now: float, free: int, next_free_at: float | None) -> tuple[int, ...]:
+        """For each stream how many tasks to fetch of it and the more urgent ones; () for none.
+
+        `free`: batches that could begin now; else when one could.
+        """
         if not free and (
             next_free_at is None or not _LEAST_AHEAD <= next_free_at - now <= FETCH_AHEAD
         ):
-            return 0
-        return max(self.batcher.pool_size - len(self._pool), 0)
+            return ()
+        wanted = []
+        pooled = Counter(task.id[0] for task in self._pool)
+        more_urgent, less_urgent = 0, len(self._pool)
+        for stream in range(len(PRIORITIES)):
+            more_urgent += pooled[stream]
+            less_urgent -= pooled[stream]
+            # Where less urgent tasks would take them, all free places count, not one batch alone.
+            pools = free if free and less_urgent else 1
+            wanted.append(max(pools * self.batcher.pool_size - more_urgent, 0))
+        return tuple(wanted) if any(wanted) else ()
 
     def reapable(self, now: float, free: int, next_free_at: float | None) -> int:
         """How many tasks of others to take over, though the pool may be full.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluicegate.sim.dispatch.load import DropsOnlyLate, overload, padding
+from sluicegate.sim.dispatch.load import DropsOnlyLate, overload, padding, priorities
 
 pytestmark = pytest.mark.no_cover
 
@@ -22,3 +22,15 @@ def test_nine_tenths_of_the_capacity_are_answered_in_time_at_three_times_the_loa
 @pytest.mark.parametrize("seed", range(3))
 def test_batches_of_like_lengths_are_worth_seven_tenths_more_texts(seed: int) -> None:
     assert padding(seed, by_size=True) >= 1.7 * padding(seed, by_size=False)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_background_gets_what_the_others_leave_under_sustained_overload(seed: int) -> None:
+    """Twice the capacity of normal requests, and more than half of it in the background."""
+    _, normal, background = priorities(seed, (0.0, 1.9, 0.6), seconds=10.0)
+    assert normal >= 0.9
+    assert background <= 0.05
+    urgent, normal, background = priorities(seed, (0.3, 0.3, 2.0), seconds=10.0)
+    assert urgent >= 0.25
+    assert normal >= 0.25
+    assert background >= 0.2

@@ -99,8 +99,15 @@ class BothQueues(RuleBasedStateMachine):
             else:
                 assert real == ours
 
+    @rule(worker=WORKERS, room=st.lists(st.integers(0, 4), min_size=3, max_size=3))
+    def fetch(self, worker: bytes, room: list[int]) -> None:
+        now, wanted = self.tick(), sorted(room, reverse=True)
+        fetched = self.runner.run(self.scripts.fetch(worker, wanted))
+        real = [Claimed(task, 1, fields[1]) for task, fields in fetched]
+        assert real == self.with_real_ids(self.model.fetch(now, worker, wanted))
+
     @rule(worker=WORKERS, count=st.integers(1, 4))
-    def fetch(self, worker: bytes, count: int) -> None:
+    def read(self, worker: bytes, count: int) -> None:
         now = self.tick()
         reply = self.real(
             *("XREADGROUP", "GROUP", GROUP, worker, "COUNT", count),
@@ -111,7 +118,7 @@ class BothQueues(RuleBasedStateMachine):
             for key, entries in reply or ()
             for id, fields in entries
         ]
-        assert real == self.with_real_ids(self.model.fetch(now, worker, count))
+        assert real == self.with_real_ids(self.model.read(now, worker, count))
 
     def some(self, data: st.DataObject) -> list[TaskId]:
         """Ids of the model, of tasks that have ended, too; no id twice."""

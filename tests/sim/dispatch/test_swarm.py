@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from sluicegate.dispatch.client_core import ClientCore
-from sluicegate.dispatch.messages import Enqueued, Finishing
+from sluicegate.dispatch.messages import Claimed, Enqueued, Finishing
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.worker_core import WorkerCore
 from sluicegate.sim.dispatch import run
@@ -55,6 +55,12 @@ def never_bury(self: WorkerCore, now: float, task: Task, *more: object) -> Endin
     return _refuse(self, now, task, *more)  # type: ignore[arg-type]
 
 
+def fetch_as_many_of_each_priority(
+    self: QueueModel, now: float, worker: bytes, wanted: list[int]
+) -> list[Claimed]:
+    return self.read(now, worker, wanted[-1])
+
+
 _finish, _enqueue, _refuse = QueueModel.finish, QueueModel.enqueue, WorkerCore._refuse
 
 MUTANTS = {
@@ -93,6 +99,10 @@ MUTANTS = {
     "tasks that kill their workers are never given up": (
         (WorkerCore, "_refuse", never_bury),
         "th time",
+    ),
+    "a fetch takes as many of each priority": (
+        (QueueModel, "fetch", fetch_as_many_of_each_priority),
+        "which is more urgent",
     ),
     "ended tasks are held for ever": (
         (WorkerCore, "confirm", lambda *_: None),

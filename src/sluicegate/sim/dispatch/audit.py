@@ -11,7 +11,9 @@
    often than it may be delivered.
 6. No request is added beyond the limit.
 7. Without faults of the network no call fails with `Unavailable`.
-8. When all is quiet, nothing is left of requests and dead workers.
+8. A worker that looks for tasks is given none while a more urgent one waits, nor does it begin one
+   while it has a more urgent one in its pool.
+9. When all is quiet, nothing is left of requests and dead workers.
 
 The checks keep their own account of times and deadlines. Of the worker they use the estimate.
 """
@@ -126,6 +128,18 @@ class Audit:
         self.counts["delivered"] += len(tasks)
         self.counts["redelivered"] += sum(task.deliveries > 1 for task in tasks)
 
+    def fetched(
+        self, worker: "SimulatedWorker", model: QueueModel, tasks: Sequence[TaskId]
+    ) -> None:
+        """Redis has given these tasks to a worker that looked for some."""
+        least = max((place for place, _ in tasks), default=0)
+        for place, stream in enumerate(model.streams[:least]):
+            if stream.waiting:
+                self._violate(
+                    f"{worker.name} was given a task of stream {least} while "
+                    f"{len(stream.waiting)} of stream {place} waited, which is more urgent"
+                )
+
     def began(self, worker: "SimulatedWorker", now: float, batch: Batch) -> None:
         """A batch begins. `now`: the time of Redis as the worker knows it."""
         self.counts["batches"] += 1
@@ -141,6 +155,11 @@ class Audit:
                 )
             self._check_cancelled(worker, task)
             self._check_begun_before(worker, task)
+        if worker.core.pooled and worker.core.first.id[0] < max(batch.tasks).id[0]:
+            self._violate(
+                f"{worker.name} began {max(batch.tasks)!r} before {worker.core.first!r}, which is "
+                "more urgent"
+            )
         self._last_run[worker.id] = now
 
     def ended(self, worker: "SimulatedWorker") -> None:

@@ -2,9 +2,11 @@
 
 overload(seed=1).share, overload(seed=1, core=DropsOnlyLate).share
 padding(seed=1, by_size=True), padding(seed=1, by_size=False)
+priorities(seed=1, loads=(0.0, 2.0, 0.6))
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluicegate.dispatch.worker_core import WorkerCore
@@ -14,7 +16,7 @@ from sluicegate.sim.dispatch.server import Network, Server
 from sluicegate.sim.dispatch.worker import SimulatedWorker, WorkerOptions
 from sluicegate.sim.world import World
 
-__all__ = ["DropsOnlyLate", "Overload", "overload", "padding"]
+__all__ = ["DropsOnlyLate", "Overload", "overload", "padding", "priorities"]
 
 _NETWORK = Network(delay=0.001)
 _WARM_UP = 5.0
@@ -66,6 +68,39 @@ def overload(
     world.run(_WARM_UP + seconds)
     in_time = sum(at >= _WARM_UP for at in audit.in_time)
     return Overload(in_time / (capacity * seconds), audit)
+
+
+def priorities(
+    seed: int, loads: Sequence[float], *, timeout: float = 0.5, seconds: float = 20.0
+) -> list[float]:
+    """What part of a worker's capacity each priority gets, the most urgent first.
+
+    `loads` are what is offered, as parts of the capacity too.
+    """
+    world = World(seed)
+    server = Server(world, _NETWORK)
+    audit = Audit(world, told_within=1.0)
+    options = WorkerOptions(each=0.0, fixed=0.1)
+    SimulatedWorker(world, server, audit, "worker", options)
+    capacity = options.max_batch / options.fixed
+    audits = []
+    numbers = iter(range(1, 10**9))
+
+    def call(client: SimulatedClient, stream: int, rate: float) -> None:
+        client.call((next(numbers), 1, "ok"), timeout, stream)
+        world.at(world.now + world.traffic.expovariate(rate), call, client, stream, rate)
+
+    for stream, load in enumerate(loads):
+        audits.append(Audit(world, told_within=1.0))
+        client = SimulatedClient(
+            world, server, audits[-1], f"client {stream}", ClientOptions(max_waiting=10_000)
+        )
+        if load:
+            world.at(0.1, call, client, stream, load * capacity)
+    world.run(_WARM_UP + seconds)
+    assert audit.violations == []
+    answered = [sum(at >= _WARM_UP for at in one.in_time) for one in audits]
+    return [one / (capacity * seconds) for one in answered]
 
 
 def padding(seed: int, *, by_size: bool, texts: int = 4000) -> float:

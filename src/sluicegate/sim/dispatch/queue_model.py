@@ -107,17 +107,20 @@ class QueueModel:
                 results.append(self._append(now, stream, payload))
         return Enqueued(self.length, limit, results)
 
-    def fetch(self, now: float, worker: bytes, count: int) -> list[Claimed]:
-        """XREADGROUP: up to `count` of each stream, the most urgent stream first."""
-        taken = []
-        for place, stream in enumerate(self.streams):
-            if stream.waiting:
-                stream.consumers[worker] = _ms(now)
-            for id in list(islice(stream.waiting, count)):
-                payload = stream.delivered[id] = stream.waiting.pop(id)
-                stream.pending[id] = Pending(worker, _ms(now), 1)
-                taken.append(Claimed((place, id), 1, payload))
+    def fetch(self, now: float, worker: bytes, wanted: Sequence[int]) -> list[Claimed]:
+        taken: list[Claimed] = []
+        for place, most in enumerate(wanted):
+            if most > len(taken):
+                taken += self._deliver(now, worker, place, most - len(taken))
         return taken
+
+    def read(self, now: float, worker: bytes, count: int) -> list[Claimed]:
+        """XREADGROUP: up to `count` of each stream."""
+        return [
+            one
+            for place in range(len(self.streams))
+            for one in self._deliver(now, worker, place, count)
+        ]
 
     def finish(self, tasks: Sequence[Finishing]) -> list[int]:
         ended = []
@@ -233,6 +236,17 @@ class QueueModel:
         for _, place, payload in retried:
             self._append(now, place, payload)
         return len(retried)
+
+    def _deliver(self, now: float, worker: bytes, place: int, count: int) -> list[Claimed]:
+        stream = self.streams[place]
+        if stream.waiting:
+            stream.consumers[worker] = _ms(now)
+        taken = []
+        for id in list(islice(stream.waiting, count)):
+            payload = stream.delivered[id] = stream.waiting.pop(id)
+            stream.pending[id] = Pending(worker, _ms(now), 1)
+            taken.append(Claimed((place, id), 1, payload))
+        return taken
 
     def _append(self, now: float, stream: int, payload: bytes) -> bytes:
         last, sequence = self._last_id

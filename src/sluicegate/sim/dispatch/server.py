@@ -36,7 +36,6 @@ class _Read:
     look: Callable[[], Any]
     done: Callable[[Any], object]
     failed: Callable[[Unavailable], object]
-    block: float
     is_open: bool = True
 
 
@@ -80,14 +79,12 @@ class Server:
         look: Callable[[], Any],
         done: Callable[[Any], object],
         failed: Callable[[Unavailable], object],
-        *,
-        is_blocking: bool = True,
     ) -> None:
         """What `look` finds goes to `done`; nothing, if it waits for `BLOCK` seconds in vain."""
         if self._is_lost():
             self._fail(process, failed)
             return
-        read = _Read(process, look, done, failed, BLOCK if is_blocking else 0.0)
+        read = _Read(process, look, done, failed)
         self.world.at(self.world.now + self._delay(), self._block, read)
 
     def go_down(self, seconds: float) -> None:
@@ -104,7 +101,7 @@ class Server:
         self._blocked.append(read)
         self._serve()
         if read.is_open:
-            self.world.at(self.world.now + read.block, self._end_block, read)
+            self.world.at(self.world.now + BLOCK, self._end_block, read)
 
     def _end_block(self, read: _Read) -> None:
         if read.is_open:

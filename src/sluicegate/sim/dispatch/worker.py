@@ -158,39 +158,69 @@ class SimulatedWorker(Process):
         next_free_at = self.slots.next_free_at()
         wanted = self.core.wanted(now, self.slots.free, next_free_at)
         if wanted:
-            model, server = self._server.model, self._server
-
-            def look() -> list[Claimed] | None:
-                if self._is_stopping or not model.has_waiting:
-                    return None
-                return model.fetch(server.now, self.id, wanted)
-
-            server.read(
-                self,
-                look,
-                lambda claimed: self._fetched(claimed or [], wanted),
-                self._fetch_again,
-                is_blocking=not self._refills,
-            )
+            self._look(wanted)
             return
         if self._refills:
             self._refills = 0
             self._begin_batches()
             self._fetch()
             return
-        self._is_fetching = False
-        if next_free_at is not None and next_free_at - now > FETCH_AHEAD:
-            self.after(next_free_at - now - FETCH_AHEAD + 1e-6, self._wake)
+        self._wait()
 
-    def _fetched(self, claimed: list[Claimed], wanted: int) -> None:
+    def _look(self, wanted: Sequence[int]) -> None:
+        model, server = self._server.model, self._server
+
+        def fetch() -> list[Claimed]:
+            if self._is_stopping:
+                return []
+            claimed = model.fetch(server.now, self.id, wanted)
+            self._audit.fetched(self, model, [one.task for one in claimed])
+            return claimed
+
+        def looked(claimed: list[Claimed]) -> None:
+            if not claimed and not self._refills and not self.core.is_full:
+                self._wait_for_tasks(max(wanted[-1] // len(wanted), 1))
+            else:
+                self._fetched(claimed, len(claimed) >= max(wanted[-1], 1))
+
+        server.exchange(self, fetch, looked, self._fetch_again, may_repeat=False)
+
+    def _wait_for_tasks(self, count: int) -> None:
+        model, server = self._server.model, self._server
+
+        def read() -> list[Claimed] | None:
+            if self._is_stopping or not model.has_waiting:
+                return None
+            return model.read(server.now, self.id, count)
+
+        def received(claimed: list[Claimed] | None) -> None:
+            found = claimed or []
+            self._fetched(found, False, is_cut=len(found) >= count)
+
+        server.read(self, read, received, self._fetch_again)
+
+    def _fetched(self, claimed: list[Claimed], is_all: bool, *, is_cut: bool = False) -> None:
+        """`is_all`: as many as were wanted. `is_cut`: more may be there."""
         self._pause = _RETRY_AFTER
         has_dropped = self._add(claimed)
-        if has_dropped and len(claimed) >= wanted and self._refills < _MOST_REFILLS:
+        is_cut = is_cut or (has_dropped and is_all)
+        if is_cut and self._refills < _MOST_REFILLS:
             self._refills += 1
-        elif claimed or self._refills:
+            self._fetch()
+            return
+        if claimed or self._refills:
             self._refills = 0
             self._begin_batches()
-        self._fetch()
+        if self.core.is_full:
+            self._wait()
+        else:
+            self._fetch()
+
+    def _wait(self) -> None:
+        self._is_fetching = False
+        now, next_free_at = self.now(), self.slots.next_free_at()
+        if next_free_at is not None and next_free_at - now > FETCH_AHEAD:
+            self.after(next_free_at - now - FETCH_AHEAD + 1e-6, self._wake)
 
     def _fetch_again(self, _: Unavailable) -> None:
         self._refills = 0

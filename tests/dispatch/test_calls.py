@@ -599,6 +599,31 @@ def test_one_worker_serves_several_queues(redis_server: RedisServer) -> None:
     run(scenario())
 
 
+def test_the_first_of_several_queues_is_served_first(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        url = redis_server.url
+        async with (
+            Worker(url, ["high", "middle", "low"], gate, max_batch=8),
+            Dispatcher(url, "high") as high,
+            Dispatcher(url, "middle") as middle,
+            Dispatcher(url, "low") as low,
+        ):
+            calls = [low.submit("first", timeout=PATIENCE)]
+            await wait_until(lambda: gate.batches)
+            for client, queue in ((low, "low"), (middle, "middle"), (high, "high")):
+                calls += [client.submit(queue, timeout=PATIENCE) for _ in range(24)]
+            with redis_server.client as redis:
+                for queue, count in (("high", 24), ("middle", 24), ("low", 25)):
+                    key = f"sluicegate:{{{queue}}}:tasks:0"
+                    await wait_until(lambda key=key, count=count: redis.xlen(key) == count)
+            gate.opened.set()
+            await asyncio.gather(*calls)
+            assert gate.items[1:] == ["high"] * 24 + ["middle"] * 24 + ["low"] * 24
+
+    run(scenario())
+
+
 def test_drain_refuses_new_requests_and_finishes_the_old(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         gate = Gate()

@@ -5,6 +5,9 @@ none; one listens to the control stream, and one,
 driven by time, sends heartbeats, renews leases and takes over tasks whose lease has run out. Ends
 of tasks go out together, one script for all that ended in one pass of the event loop, and are sent
 again until Redis confirms them. Whatever fails is tried again: workers come back by themselves.
+
+A worker of several queues fetches from one, and begins batches of it, only while those before it
+are dry: while it waits in Redis for their tasks, or cannot reach them.
 """
 
 import asyncio
@@ -70,6 +73,7 @@ class Consumer:
         *,
         timeout: float,
         max_payload: int,
+        previous: "Consumer | None" = None,
     ) -> None:
         self.keys = keys
         self.core = core
@@ -91,10 +95,25 @@ class Consumer:
         self._unconfirmed: set[asyncio.Future[Any]] = set()
         self._sending: set[asyncio.Task[None]] = set()  # of what failed at first
         self._control_seen = b"0-0"
+        self._previous = previous  # of the queue that is served before this one
+        self._next: Consumer | None = None
+        if previous is not None:
+            previous._next = self
+        self._is_dry = False
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether nothing waits in this queue, nor in those that are served before it."""
+        return self._is_dry and self.is_next
 
     def now(self) -> float:
         """The time of Redis."""
         return self.clock.now(monotonic())
+
+    @property
+    def is_next(self) -> bool:
+        """Whether nothing waits in the queues that are served before this one."""
+        return self._previous is None or self._previous.is_dry
 
     async def start(self) -> None:
         """Register the worker. Raises `Unavailable` if Redis does not answer."""
@@ -155,6 +174,8 @@ class Consumer:
                 log.warning("queue %s: %s", self.keys.queue, reason_of(error))
             except Exception:
                 log.exception("queue %s: a loop of the worker failed, going on", self.keys.queue)
+            if loop == self._fetch:
+                self._run_dry()  # the queues behind it may be on a server that answers
             pause = _RETRY_AFTER if monotonic() - began > 5.0 else min(2 * pause, _LONGEST_RETRY)
             await asyncio.sleep(pause)
             try:
@@ -167,7 +188,9 @@ class Consumer:
         while True:
             now = self.now()
             slots = self._slots
-            wanted = self.core.wanted(now, slots.free, slots.next_free_at())
+            wanted: tuple[int, ...] = ()
+            if self.is_next:
+                wanted = self.core.wanted(now, slots.free, slots.next_free_at())
             if not wanted and refills:
                 refills = 0  # some of what was fetched was not dropped, and fills the pool
                 self._on_tasks()
@@ -199,6 +222,7 @@ class Consumer:
 
     async def _look(self, wanted: Sequence[int]) -> list[Task]:
         fetched = await self._scripts.fetch(self._worker, wanted)
+        self._is_dry = False
         return [Task(task, 1, _decode(fields)) for task, fields in fetched]
 
     async def _wait_for_tasks(self, count: int) -> list[Task]:
@@ -210,7 +234,9 @@ class Consumer:
         words: list[bytes | str | int] = ["XREADGROUP", "GROUP", GROUP, self._worker]
         words += ["COUNT", count, "BLOCK", int(_BLOCK * 1000)]
         words += ["STREAMS", *self.keys.tasks, *[">"] * len(self.keys.tasks)]
+        self._run_dry()
         reply = await self._fetcher.read(pack(*words), _BLOCK)
+        self._is_dry = False
         return [
             Task((self._places[key], id), 1, _decode(fields))
             for key, entries in reply or ()
@@ -219,6 +245,7 @@ class Consumer:
 
     async def _wait(self, now: float) -> None:
         """Until tasks may be wanted again."""
+        self._is_dry = False
         self._wakened.clear()
         next_free_at = self._slots.next_free_at()
         timer = None
@@ -230,6 +257,11 @@ class Consumer:
         finally:
             if timer is not None:
                 timer.cancel()
+
+    def _run_dry(self) -> None:
+        self._is_dry = True
+        if self._next is not None:
+            self._on_tasks()  # it is the turn of the others
 
     async def _listen(self) -> None:
         key = self.keys.control(self._worker)

@@ -121,8 +121,9 @@ class Worker:
         """Begin to serve. Raises `Unavailable` if Redis does not answer."""
         self._is_stopping = False
         self._executor = self._make_executor()
-        self._consumers = [
-            Consumer(
+        self._consumers = []
+        for keys, core in zip(self._keys, self._cores, strict=True):
+            consumer = Consumer(
                 self._pool,
                 keys,
                 self.name.encode(),
@@ -131,9 +132,9 @@ class Worker:
                 self._begin_batches,
                 timeout=self._timeout,
                 max_payload=self._max_payload,
+                previous=self._consumers[-1] if self._consumers else None,
             )
-            for keys, core in zip(self._keys, self._cores, strict=True)
-        ]
+            self._consumers.append(consumer)
         try:
             for consumer in self._consumers:
                 await consumer.start()
@@ -199,7 +200,7 @@ class Worker:
             return
         due: float | None = None
         for consumer in self._consumers:
-            while self._slots.free:
+            while self._slots.free and consumer.is_next:
                 now = consumer.now()
                 batch, endings = consumer.core.take(now)
                 consumer.finish(endings)

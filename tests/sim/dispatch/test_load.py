@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluicegate.sim.dispatch.load import DropsOnlyLate, overload, padding, priorities
+from sluicegate.sim.dispatch.load import DropsOnlyLate, overload, padding, priorities, queues
 
 pytestmark = pytest.mark.no_cover
 
@@ -34,3 +34,14 @@ def test_background_gets_what_the_others_leave_under_sustained_overload(seed: in
     assert urgent >= 0.25
     assert normal >= 0.25
     assert background >= 0.2
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_first_queue_of_a_worker_is_served_first_under_sustained_overload(seed: int) -> None:
+    first, second, third = queues(seed, (2.0, 0.5, 0.5), seconds=10.0)
+    assert first >= 0.9
+    assert second + third <= 0.1
+    # A batch is of one queue: one request of the first takes the time of a whole batch.
+    first, second = queues(seed, (0.02, 2.0), seconds=20.0)
+    assert first >= 0.01
+    assert second >= 0.5

@@ -80,7 +80,11 @@ def _size(item: Sequence[Any]) -> float:
 
 
 class SimulatedWorker(Process):
-    """Items are (number, size, what happens); the answer to a number is its double."""
+    """Items are (number, size, what happens); the answer to a number is its double.
+
+    A worker of several queues is one of these for each, with one set of slots: `previous` is that
+    of the queue that is served before this one.
+    """
 
     def __init__(
         self,
@@ -90,6 +94,7 @@ class SimulatedWorker(Process):
         name: str,
         options: WorkerOptions,
         core: type[WorkerCore] = WorkerCore,
+        previous: "SimulatedWorker | None" = None,
     ) -> None:
         super().__init__(world, name)
         self.id = name.encode()
@@ -98,7 +103,11 @@ class SimulatedWorker(Process):
             options.batcher(), lease=options.lease, max_deliveries=options.max_deliveries
         )
         self.clock = ServerClock()
-        self.slots = Slots(options.concurrency)
+        self.slots: Slots = Slots(options.concurrency) if previous is None else previous.slots
+        self.queues: list[SimulatedWorker] = [] if previous is None else previous.queues
+        self.queues.append(self)
+        self._previous = previous
+        self._is_dry = False
         self.listening_since = float("inf")
         self._server = server
         self._audit = audit
@@ -120,6 +129,21 @@ class SimulatedWorker(Process):
     def stop(self) -> None:
         """SIGTERM: finish what runs, give back the rest."""
         self.run(self._stop)
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether nothing waits in this queue, nor in those that are served before it."""
+        return self._is_dry and self.is_next
+
+    @property
+    def is_next(self) -> bool:
+        """Whether nothing waits in the queues that are served before this one."""
+        return self._previous is None or self._previous.is_dry
+
+    def _run_dry(self) -> None:
+        self._is_dry = True
+        if self is not self.queues[-1]:
+            self._begin_batches()
 
     def _start_again(self, _: Unavailable) -> None:
         self.after(_RETRY_AFTER, self._beat, self._start, self._start_again)
@@ -156,7 +180,9 @@ class SimulatedWorker(Process):
             return
         now = self.now()
         next_free_at = self.slots.next_free_at()
-        wanted = self.core.wanted(now, self.slots.free, next_free_at)
+        wanted: tuple[int, ...] = ()
+        if self.is_next:
+            wanted = self.core.wanted(now, self.slots.free, next_free_at)
         if wanted:
             self._look(wanted)
             return
@@ -178,6 +204,7 @@ class SimulatedWorker(Process):
             return claimed
 
         def looked(claimed: list[Claimed]) -> None:
+            self._is_dry = False
             if not claimed and not self._refills and not self.core.is_full:
                 self._wait_for_tasks(max(wanted[-1] // len(wanted), 1))
             else:
@@ -194,9 +221,11 @@ class SimulatedWorker(Process):
             return model.read(server.now, self.id, count)
 
         def received(claimed: list[Claimed] | None) -> None:
+            self._is_dry = False
             found = claimed or []
             self._fetched(found, False, is_cut=len(found) >= count)
 
+        self._run_dry()
         server.read(self, read, received, self._fetch_again)
 
     def _fetched(self, claimed: list[Claimed], is_all: bool, *, is_cut: bool = False) -> None:
@@ -218,12 +247,14 @@ class SimulatedWorker(Process):
 
     def _wait(self) -> None:
         self._is_fetching = False
+        self._is_dry = False
         now, next_free_at = self.now(), self.slots.next_free_at()
         if next_free_at is not None and next_free_at - now > FETCH_AHEAD:
             self.after(next_free_at - now - FETCH_AHEAD + 1e-6, self._wake)
 
     def _fetch_again(self, _: Unavailable) -> None:
         self._refills = 0
+        self._run_dry()
         self._begin_batches()
         self._try_again(self._fetch)
 
@@ -245,9 +276,13 @@ class SimulatedWorker(Process):
     # Batches
 
     def _begin_batches(self) -> None:
+        for queue in self.queues:
+            queue._begin_own_batches()
+
+    def _begin_own_batches(self) -> None:
         if self._is_stopping:
             return
-        while self.slots.free:
+        while self.slots.free and self.is_next:
             now = self.now()
             batch, endings = self.core.take(now)
             self._finish(endings)

@@ -275,3 +275,34 @@ def test_a_clock_that_was_set_is_followed_at_once() -> None:
     clock.observe(10.0, 1000.0, 10.001)
     clock.observe(11.0, 5000.0, 11.1)
     assert clock.now(11.05) == pytest.approx(5000.0)
+
+
+def test_a_batch_that_is_held_back_begins_early_enough_for_its_first_deadline() -> None:
+    core = WorkerCore(Batcher(16, max_wait=2.0))
+    core.add(0.0, [task(0, timeout=1.0)], 0.0)
+    assert core.due_at() == 0.5  # nothing is known of the time of a batch
+    batch, endings = core.take(0.5)
+    assert batch is not None
+    assert endings == []
+    core.end_batch(0.55, batch)
+    core.confirm(batch.tasks)
+    core.add(0.6, [task(600, timeout=9.0), task(601, timeout=1.0)], 0.6)
+    due_at = core.due_at()
+    assert due_at is not None
+    assert 1.2 < due_at < 1.601 - 1.3 * 0.1  # one of two may take twice as long as one of one
+    assert core.take(due_at - 0.001) == (None, [])
+    batch, endings = core.take(due_at + 0.01)
+    assert batch is not None
+    assert numbers(batch.tasks) == [600, 601]
+    assert endings == []
+
+
+def test_the_trial_after_a_while_without_a_batch_is_of_the_most_urgent() -> None:
+    core = core_of()
+    core.time.observe(1, 1.0)
+    core.time.observe(2, 1.0)
+    core._last_run = -2.0
+    core.add(0.0, [task(0, timeout=9.0, stream=0), task(0, timeout=0.5, stream=2)], 0.0)
+    batch, _ = core.take(0.0)
+    assert batch is not None
+    assert [one.id[0] for one in batch.tasks] == [0]

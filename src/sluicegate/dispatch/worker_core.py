@@ -16,7 +16,8 @@ leave room for more urgent ones that still wait in Redis: the next batch has the
 estimate) is answered at once that it has timed out: to run it would make those behind it late, too.
 Under overload that is the difference between nearly all answers in time and nearly none. The
 estimate could be wrong, and nothing would correct it if nothing ran: when nothing has run for a
-while, a single task is tried whatever the estimate says.
+while, a single task is tried whatever the estimate says. A batch that `max_wait` holds back begins
+early enough for the first of its deadlines.
 """
 
 from bisect import insort
@@ -35,6 +36,7 @@ __all__ = ["Batch", "WorkerCore"]
 
 FETCH_AHEAD = 0.05  # seconds before the end of a batch at which the next may be fetched
 _LEAST_AHEAD = 0.001
+_SPARE = 0.02  # seconds before the latest begin at which a batch that is held back begins
 _MOST_EARLY = 1000  # cancellations of tasks that were not delivered yet
 _TRY_EVERY = 1.0  # seconds without a batch after which one is tried whatever the estimate says
 
@@ -141,11 +143,11 @@ class WorkerCore:
     def take(self, now: float) -> tuple[Batch | None, list[Ending]]:
         """The next batch, if one is due, and the tasks that are dropped."""
         endings: list[Ending] = []
-        while self._pool and self.batcher.ready_at(self._pool) <= now:
+        while self._pool and self._ready_at() <= now:
             tasks = self.batcher.pick(self._pool)
             late = self._late(now, tasks)
             if late and now - self._last_run >= _TRY_EVERY:
-                in_time = [task for task in late if task.deadline > now]
+                in_time = [task for task in tasks if task.deadline > now]
                 if in_time:
                     tasks, late = in_time[:1], []
             self._remove(late or tasks)
@@ -156,7 +158,7 @@ class WorkerCore:
 
     def due_at(self) -> float | None:
         """When `take` must be called again though nothing has happened."""
-        return self.batcher.ready_at(self._pool) if self._pool else None
+        return self._ready_at() if self._pool else None
 
     def end_batch(self, now: float, batch: Batch) -> None:
         """A batch has run."""
@@ -214,6 +216,20 @@ class WorkerCore:
         self._remove(released)
         self.confirm(released)
         return released
+
+    def _ready_at(self) -> float:
+        """When a batch may begin: early enough for each of its tasks, though it is to wait."""
+        ready_at = self.batcher.ready_at(self._pool)
+        if not ready_at:
+            return ready_at
+        seconds = self.time.estimate(self.batcher.load(self._pool))
+        spare = _SPARE + 2.0 * (self.margin - 1.0) * seconds
+        deadline = min(task.deadline for task in self._pool)
+        # Before any batch has run, its time may be half of what the first task has.
+        latest = deadline - self.margin * seconds - spare
+        if not self.time.is_known:
+            latest = min((task.arrived_at + task.deadline) / 2.0 for task in self._pool)
+        return min(ready_at, latest)
 
     def _begin(self, now: float, tasks: list[Task]) -> Batch:
         self._last_run = now

@@ -144,8 +144,10 @@ def test_estimates_are_never_negative_and_grow_with_the_batch(
         ({"max_wait": -1.0}, "max_wait must be seconds >= 0, got -1.0"),
         ({"max_cost": 5.0}, "max_cost needs a cost function"),
         ({"max_cost": 0.0, "cost": len}, "max_cost must be a finite number above 0"),
+        ({"size": 3}, "size must be a function of an item, got 3"),
+        ({"cost": "len"}, "cost must be a function of an item, got 'len'"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         Batcher(**options)

@@ -572,7 +572,7 @@ def test_a_batch_that_does_not_end_in_time_is_given_back(redis_server: RedisServ
 
 
 def test_a_worker_without_redis_fails_to_start_and_leaves_no_thread(
-    redis_server: RedisServer,
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         before = threading.active_count()
@@ -582,6 +582,22 @@ def test_a_worker_without_redis_fails_to_start_and_leaves_no_thread(
         await wait_until(lambda: threading.active_count() <= before)
 
     run(scenario())
+    assert caplog.messages == []  # nothing was taken that could be given back
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"handler": lambda items: items, "processes": True},
+            "needs a handler that can be pickled",
+        ),
+        ({"handler": double, "lease": 0.01}, "lease must be at least 0.1 seconds, got 0.01"),
+    ],
+)
+def test_a_worker_that_could_not_work_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Worker("redis://127.0.0.1:1", QUEUE, **options)
 
 
 REST = {"pending": 0, "idle": pytest.approx(0, abs=1e9)}

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 
@@ -48,3 +49,65 @@ def test_a_program_runs_a_worker_until_a_signal_and_goes_on(redis_server: RedisS
     *_, stopped, unfinished, restored = output.text().splitlines()
     assert stopped.startswith("worker stopped: queue q: 2 answered, 0 failed, 0 dropped, ")
     assert (unfinished, restored) == ("unfinished: 0", "restored: True")
+
+
+SLOW_TO_LOAD = """
+import sys, time
+from sluicegate import Worker
+
+def handle(items):
+    return items
+
+if __name__ != "__main__":
+    time.sleep(1.0)  # a model is loaded
+{guard}
+    import logging
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+    Worker(sys.argv[1], "q", handle, processes=True, concurrency=2).run(5.0)
+"""
+
+
+def test_handler_processes_have_loaded_the_handler_before_the_worker_takes_requests(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """So that the time of loading is not taken for that of a batch."""
+    program = tmp_path / "program.py"
+    program.write_text(SLOW_TO_LOAD.format(guard='if __name__ == "__main__":'))
+    process = subprocess.Popen(
+        [sys.executable, program, redis_server.url],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=default_signals,
+    )
+    assert process.stdout is not None
+    output = Output(process.stdout)
+    try:
+        output.wait_for("worker started: ")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) >= 2
+        with SyncDispatcher(redis_server.url, "q", timeout=PATIENCE) as client:
+            assert client.call(1, timeout=PATIENCE) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_program_without_the_guard_that_processes_need_ends_with_an_error(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SLOW_TO_LOAD.format(guard="if True:"))
+    done = subprocess.run(
+        [sys.executable, program, redis_server.url],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        preexec_fn=default_signals,
+    )
+    assert done.returncode == 1
+    assert "start it under if __name__ == '__main__':" in done.stderr
+    assert "the handler's processes ended while they started" in done.stderr
+    with redis_server.client as redis:
+        assert redis.zcard("sluicegate:{q}:workers") == 0

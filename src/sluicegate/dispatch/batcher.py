@@ -41,6 +41,9 @@ class Batcher:
             raise ValueError(f"max_wait must be seconds >= 0, got {max_wait!r}")
         if max_cost is not None and cost is None:
             raise ValueError(f"max_cost needs a cost function, got max_cost={max_cost!r} alone")
+        for name, function in (("size", size), ("cost", cost)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be a function of an item, got {function!r}")
         self.size = size
         self.cost = cost
         self.max_cost = float("inf") if max_cost is None else check_positive("max_cost", max_cost)

@@ -146,6 +146,8 @@ class Consumer:
 
     async def leave(self, timeout: float) -> None:
         """Send what is left to send, give back what did not run, and forget the worker."""
+        if not self._loops:
+            return  # it could not start, and has taken nothing
         self.flush()
         for _ in range(2):  # what fails at first is sent again
             if sending := [*self._unconfirmed, *self._sending]:

@@ -8,6 +8,7 @@ A worker that stops finishes the batches that run, answers them, and gives back 
 
 import asyncio
 import os
+import pickle
 import secrets
 import socket
 from collections.abc import Callable, Sequence
@@ -27,11 +28,19 @@ from sluicegate.dispatch.queue_admin import read_status
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import DEFAULT_MAX_PAYLOAD, FAILED, OK, Request, decode_data
 from sluicegate.dispatch.worker_core import Batch, WorkerCore
-from sluicegate.dispatch.worker_process import begin_handler_process, serve
+from sluicegate.dispatch.worker_process import (
+    begin_handler_process,
+    is_importing_main,
+    prepare_handler,
+    serve,
+)
 from sluicegate.errors import ProtocolError, SluicegateError
 from sluicegate.redis_client import AsyncRedisPool
 
 __all__ = ["Worker"]
+
+_GUARD = "if __name__ == '__main__':"
+_LEAST_LEASE = 0.1  # seconds: four heartbeats in a lease
 
 
 class Worker:
@@ -75,7 +84,10 @@ class Worker:
         self._handler = Handler(handler, per_item=per_item, isolate=isolate, tracebacks=tracebacks)
         if processes and self._handler.is_async:
             raise ValueError("processes=True needs a sync handler, got an async one")
-        check_positive("lease", lease)
+        if processes:
+            _check_can_be_pickled(self._handler)
+        if check_positive("lease", lease) < _LEAST_LEASE:
+            raise ValueError(f"lease must be at least {_LEAST_LEASE:g} seconds, got {lease!r}")
         check_whole("max_deliveries", max_deliveries, 1)
         self._concurrency = check_whole("concurrency", concurrency, 1)
         self._processes = processes
@@ -119,6 +131,11 @@ class Worker:
 
     async def start(self) -> None:
         """Begin to serve. Raises `Unavailable` if Redis does not answer."""
+        if is_importing_main():
+            raise RuntimeError(
+                "a worker was started while a handler process imports the program's main module: "
+                f"start it under {_GUARD}"
+            )
         self._is_stopping = False
         self._executor = self._make_executor()
         self._consumers = []
@@ -136,6 +153,8 @@ class Worker:
             )
             self._consumers.append(consumer)
         try:
+            if isinstance(self._executor, ProcessPoolExecutor):
+                await self._prepare_processes(self._executor)
             for consumer in self._consumers:
                 await consumer.start()
         except BaseException:
@@ -145,8 +164,8 @@ class Worker:
     async def stop(self, timeout: float = 10.0) -> int:
         """Finish what runs within `timeout` seconds, answer, and give back the rest.
 
-        Returns how many batches had not ended. Their handlers cannot be ended: their results are
-        discarded, and those that run in processes hold up the end of the program.
+        Returns how many batches had not ended. Their results are discarded. Handlers in threads
+        cannot be ended; processes are killed.
         """
         self._is_stopping = True
         if self._timer is not None:
@@ -162,6 +181,9 @@ class Worker:
             await consumer.leave(self._timeout)
         self._consumers = []
         if self._executor is not None:
+            if unfinished and isinstance(self._executor, ProcessPoolExecutor):
+                for process in list(self._executor._processes.values()):
+                    process.kill()  # or it would hold up the end of the program
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
         await self._pool.close()
@@ -186,13 +208,31 @@ class Worker:
             return None
         if self._processes:
             # Not fork: this process has threads, which a forked child has not.
+            context = get_context("spawn")
             return ProcessPoolExecutor(
                 self._concurrency,
-                mp_context=get_context("spawn"),
+                mp_context=context,
                 initializer=begin_handler_process,
-                initargs=(os.getpid(),),
+                initargs=(os.getpid(), context.Barrier(self._concurrency)),
             )
         return HandlerThreads(self._concurrency)
+
+    async def _prepare_processes(self, executor: Executor) -> None:
+        """Wait until the handler is loaded in each process: the first batches are as the others."""
+        loop = asyncio.get_running_loop()
+        calls = [
+            loop.run_in_executor(executor, prepare_handler, self._handler)
+            for _ in range(self._concurrency)
+        ]
+        try:
+            await asyncio.gather(*calls)
+        except BrokenProcessPool:
+            raise RuntimeError(
+                "the handler's processes ended while they started: their errors are above; a "
+                f"program that uses processes=True starts its worker under {_GUARD}"
+            ) from None
+        finally:
+            await asyncio.gather(*calls, return_exceptions=True)
 
     def _begin_batches(self) -> None:
         """Begin all batches that are due and have a free slot."""
@@ -272,3 +312,13 @@ class Worker:
     def __repr__(self) -> str:
         queues = ", ".join(keys.queue for keys in self._keys)
         return f"Worker({queues}, handler={self._handler!r}, address={self._pool.address!r})"
+
+
+def _check_can_be_pickled(handler: Handler) -> None:
+    try:
+        pickle.dumps(handler)
+    except Exception as error:  # noqa: BLE001  an object may refuse in its own way
+        raise TypeError(
+            "processes=True needs a handler that can be pickled, such as a function of a module, "
+            f"got {handler.function!r}: {error}"
+        ) from None

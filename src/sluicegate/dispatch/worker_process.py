@@ -4,12 +4,14 @@ The first SIGTERM or SIGINT stops the worker in good order; from then on both ha
 action, so that a second one ends the process at once, whatever its event loop is doing. The tasks
 of a worker that ended so are taken over by others when their leases have run out.
 
-`begin_handler_process` sets up the processes in which handlers run with `processes=True`.
+`begin_handler_process` sets up the processes in which handlers run with `processes=True`, and
+`prepare_handler` loads the handler in each of them before the worker takes requests.
 """
 
 import asyncio
 import ctypes
 import logging
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -18,9 +20,12 @@ from typing import TYPE_CHECKING
 from sluicegate.dispatch.metrics_endpoint import MetricsEndpoint, parse_host_and_port
 
 if TYPE_CHECKING:
+    from multiprocessing.synchronize import Barrier
+
+    from sluicegate.dispatch.handler import Handler
     from sluicegate.dispatch.worker import Worker
 
-__all__ = ["begin_handler_process", "serve"]
+__all__ = ["begin_handler_process", "is_importing_main", "prepare_handler", "serve"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
@@ -92,13 +97,32 @@ def _summary(worker: "Worker") -> str:
     return "; ".join(parts)
 
 
-def begin_handler_process(parent: int) -> None:
+_all_started: "Barrier | None" = None  # of a handler process: when the others have started, too
+
+
+def begin_handler_process(parent: int, all_started: "Barrier") -> None:
     """Set up a process that runs a handler for the worker with this process id.
 
     Ctrl-C reaches all processes of a terminal: the worker's is to finish the batch. However the
     worker dies, the process must not outlive it: the kernel kills it then.
     """
+    global _all_started
+    _all_started = all_started
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it has died before the kernel knew
         os._exit(1)
+
+
+def prepare_handler(handler: "Handler") -> None:
+    """Called once in each handler process: the argument has loaded the handler's module.
+
+    No process takes a second call before all of them have had their first.
+    """
+    assert _all_started is not None
+    _all_started.wait()
+
+
+def is_importing_main() -> bool:
+    """Whether this is a handler process that runs the program's main module once more."""
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))

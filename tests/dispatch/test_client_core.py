@@ -72,6 +72,8 @@ def test_refusals_have_their_reasons() -> None:
         (Response("a", FAILED, {"error": "ValueError: no"}), HandlerFailed),
         (Response("a", FAILED, "from another language"), HandlerFailed),
         (Response("a", 503, {"length": 3, "limit": 2}), Busy),
+        (Response("a", 503, {"length": "many", "limit": float("inf")}), Busy),
+        (Response("a", TIMED_OUT, {"waited": 10**400, "ran": float("nan")}), TimedOut),
         (Response("a", 77), ProtocolError),
     ],
 )

@@ -28,6 +28,8 @@ from sluicegate.dispatch.wire import (
 from sluicegate.errors import ProtocolError, SluicegateError
 from sluicegate.redis_client.topology import slot_of
 
+NOT_UTF8 = b"\xa2\xff\xfe"  # in msgpack, a string of two bytes
+
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -133,11 +135,33 @@ def test_a_request_and_a_response_have_the_fields_of_the_original() -> None:
         encode_request("json", "", "1", 1.0, 1).replace(b"1.0", b"-1"),
         encode_request("json", "", "1", 1.0, 1).replace(b"1.0", b"1e300"),
         encode_request("json", "", "1", 1.0, 1).replace(b"1.0", b'"1"'),
+        encode_request("json", "xyz", "1", 1.0, 1).replace(b"xyz", b"\xff"),
+        encode_request("msgpack", "", "xy", 1.0, 1).replace(b"\xa2xy", NOT_UTF8),
     ],
 )
 def test_what_is_no_request_is_refused(payload: bytes) -> None:
     with pytest.raises(ProtocolError, match="invalid request"):
         decode_request(payload)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        encode_request("json", "", "1", 1.0, "xy").replace(b"xy", b"\xff\xfe"),
+        encode_request("msgpack", "", "1", 1.0, "xy").replace(b"\xa2xy", NOT_UTF8),
+        encode_request("msgpack", "", "1", 1.0, "xy").replace(b"\xa2xy", b"\x81\x80\x01"),
+    ],
+)
+def test_data_that_cannot_be_decoded_is_an_invalid_request(payload: bytes) -> None:
+    request = decode_request(payload)
+    with pytest.raises(ProtocolError, match="invalid request: data"):
+        decode_data(request)
+
+
+def test_a_response_that_is_not_utf8_is_invalid() -> None:
+    payload = encode_response("msgpack", Response("1", 0, "xy")).replace(b"\xa2xy", NOT_UTF8)
+    with pytest.raises(ProtocolError, match="invalid response"):
+        decode_response(payload)
 
 
 @given(st.binary(max_size=60))

@@ -363,6 +363,9 @@ class Dispatcher:
             except ProtocolError as error:
                 log.warning("queue %s: %s", self.queue, error)
                 continue
+            except Exception:  # a response that no one thought of must not end the reader
+                log.exception("queue %s: invalid response", self.queue)
+                continue
             if outcome is not None:
                 self._complete([outcome])
 

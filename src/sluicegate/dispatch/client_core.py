@@ -220,7 +220,7 @@ class ClientCore(Generic[_Waiter]):
         if response.status == TIMED_OUT:
             return self._dropped(call, data)
         if response.status == BUSY_STATUS:
-            return Busy(self.queue, int(data.get("length", 0)), int(data.get("limit", 0)))
+            return Busy(self.queue, _whole(data, "length"), _whole(data, "limit"))
         if response.status == FAILED:
             error = str(data.get("error", response.data))
             return HandlerFailed(self.queue, error, str(data.get("traceback", "")))
@@ -229,7 +229,13 @@ class ClientCore(Generic[_Waiter]):
 
 def _seconds(data: dict[str, Any], name: str) -> float:
     value = data.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
+    # The upper bound is beyond any time-out, and below what a float cannot hold.
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1e9 else 0.0
+
+
+def _whole(data: dict[str, Any], name: str) -> int:
+    value = data.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def _copy(error: SluicegateError) -> SluicegateError:

@@ -101,8 +101,8 @@ def decode_request(payload: bytes) -> Request:
     decoder = _json_request if payload[:1] == b"{" else _msgpack_request
     try:
         request = decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError(f"invalid request: {error}") from None
+    except Exception as error:  # noqa: BLE001  see `_reason`
+        raise ProtocolError(f"invalid request: {_reason(error)}") from None
     if not 0.0 <= request.timeout <= 1e9:
         raise ProtocolError(f"invalid request: timeout must be seconds, got {request.timeout!r}")
     return request
@@ -112,8 +112,8 @@ def decode_data(request: Request) -> Any:
     decoder = _json_data if request.content_type == JSON else _msgpack_data
     try:
         return decoder.decode(request.data)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError(f"invalid request: data: {error}") from None
+    except Exception as error:  # noqa: BLE001  see `_reason`
+        raise ProtocolError(f"invalid request: data: {_reason(error)}") from None
 
 
 def encode_response(content_type: str, response: Response) -> bytes:
@@ -125,8 +125,18 @@ def decode_response(payload: bytes) -> Response:
     decoder = _json_response if payload[:1] == b"{" else _msgpack_response
     try:
         return decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError(f"invalid response: {error}") from None
+    except Exception as error:  # noqa: BLE001  see `_reason`
+        raise ProtocolError(f"invalid response: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Why bytes could not be decoded, as text that can be encoded.
+
+    msgspec raises more than its `DecodeError`: `UnicodeDecodeError` for a string that is not UTF-8,
+    `TypeError` for a map as a key, `RecursionError`, `OverflowError`. The bytes are a stranger's,
+    so whatever they raise is the stranger's fault.
+    """
+    return str(error).encode(errors="replace").decode()
 
 
 def _encode(content_type: str, message: Any) -> bytes:

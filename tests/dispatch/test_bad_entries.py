@@ -1,0 +1,80 @@
+"""Entries of streams that another program has written wrongly: they harm no other request."""
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from sluicegate import Dispatcher, Worker
+from sluicegate.dispatch.queue_admin import QueueAdmin
+from sluicegate.dispatch.wire import Response, encode_request, encode_response
+from tests.harness.servers import RedisServer
+from tests.harness.waits import PATIENCE
+
+TASKS = "sluicegate:{translate}:tasks:0"
+REPLIES = "sluicegate:{translate}:replies:"
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 2 * PATIENCE))
+
+
+def echo(items: list[Any]) -> list[Any]:
+    return items
+
+
+def request(reply_to: str, correlation_id: str | int = "1") -> bytes:
+    return json.dumps(
+        {
+            "content_type": "msgpack",
+            "reply_to": reply_to,
+            "correlation_id": correlation_id,
+            "timeout": 600,
+            "data": 1,
+        }
+    ).encode()
+
+
+@pytest.mark.parametrize("options", [{}, {"size": len}])
+def test_a_request_that_is_not_utf8_goes_to_the_dead_list(
+    redis_server: RedisServer, options: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        good = encode_request("msgpack", REPLIES + "me", "1", 600.0, "xy")
+        bad_data = good.replace(b"\xa2xy", b"\xa2\xff\xfe")
+        bad_name = good.replace(b"replies:me", b"replies:m\xff")
+        async with (
+            Worker(redis_server.url, "translate", echo, **options),
+            Dispatcher(redis_server.url, "translate") as client,
+        ):
+            assert await client.call("a", timeout=PATIENCE) == "a"
+            with redis_server.client as redis:
+                redis.xadd(TASKS, {"request": bad_data})
+                redis.xadd(TASKS, {"request": bad_name})
+            assert await client.call_many(["b", "c"], timeout=PATIENCE) == ["b", "c"]
+            admin = QueueAdmin(redis_server.url, "translate")
+            dead = await admin.dead()
+            await admin.close()
+            assert len(dead) == 2
+            assert all("invalid request" in one.reason for one in dead)
+
+    run(scenario())
+
+
+def test_a_bad_response_does_not_end_the_reader_of_the_client(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with (
+            Worker(redis_server.url, "translate", echo),
+            Dispatcher(redis_server.url, "translate") as client,
+        ):
+            text = encode_response("msgpack", Response("1", 0, "xy"))
+            with redis_server.client as redis:
+                redis.xadd(
+                    REPLIES + client.name,
+                    {"response": text.replace(b"\xa2xy", b"\xa2\xff\xfe"), "other": b"\xc1"},
+                )
+            assert await client.call("a", timeout=PATIENCE) == "a"
+
+    run(scenario())

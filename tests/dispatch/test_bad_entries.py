@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 
 from sluicegate import Dispatcher, Worker
+from sluicegate.dispatch.keys import QueueKeys, TaskId
+from sluicegate.dispatch.messages import Finishing
 from sluicegate.dispatch.queue_admin import QueueAdmin
+from sluicegate.dispatch.scripts import QueueScripts
 from sluicegate.dispatch.wire import Response, encode_request, encode_response
+from sluicegate.redis_client import AsyncRedisPool
 from tests.harness.servers import RedisServer
 from tests.harness.waits import PATIENCE
 
+KEYS = QueueKeys("translate")
 TASKS = "sluicegate:{translate}:tasks:0"
 REPLIES = "sluicegate:{translate}:replies:"
 
@@ -76,5 +81,49 @@ def test_a_bad_response_does_not_end_the_reader_of_the_client(redis_server: Redi
                     {"response": text.replace(b"\xa2xy", b"\xa2\xff\xfe"), "other": b"\xc1"},
                 )
             assert await client.call("a", timeout=PATIENCE) == "a"
+
+    run(scenario())
+
+
+async def deliver(pool: AsyncRedisPool, *entries: dict[str, bytes]) -> list[TaskId]:
+    """Add entries to the stream of normal tasks, and deliver them to the worker `w`."""
+    await QueueScripts(pool, KEYS, PATIENCE).create_groups()
+    ids = []
+    for entry in entries:
+        words = [word for field in entry.items() for word in field]
+        ids.append((1, await pool.call("XADD", TASKS, "*", *words)))
+    await pool.call("XREADGROUP", "GROUP", "workers", "w", "STREAMS", TASKS, ">")
+    return ids
+
+
+@pytest.mark.parametrize("bad", ["reply stream", "many fields", "dead list"])
+def test_a_task_that_cannot_be_answered_or_buried_ends_and_harms_no_other(
+    redis_server: RedisServer, bad: str
+) -> None:
+    async def scenario() -> None:
+        pool = AsyncRedisPool(redis_server.url, PATIENCE)
+        entry = {"request": b"x"}
+        if bad == "many fields":
+            entry = {**{f"field{number}": b"x" for number in range(5000)}, "request": b"x"}
+        first, second, third = await deliver(pool, {"request": b"1"}, entry, {"request": b"3"})
+        evil, good = KEYS.replies(b"evil"), KEYS.replies(b"good")
+        if bad != "many fields":
+            await pool.call("SET", evil if bad == "reply stream" else KEYS.dead, "no stream")
+        ended = await QueueScripts(pool, KEYS, PATIENCE).finish(
+            [
+                Finishing(first, good, b"one", ""),
+                Finishing(second, evil, b"two", "bad"),
+                Finishing(third, good, b"three", ""),
+            ]
+        )
+        assert ended == [1, 1, 1]
+        assert await pool.call("XLEN", TASKS) == 0
+        ((_, fields),) = await pool.call("XRANGE", good, "-", "+")
+        assert fields == [b"response", b"one", b"response", b"three"]
+        if bad != "dead list":
+            ((_, fields),) = await pool.call("XRANGE", KEYS.dead, "-", "+")
+            assert fields[::2] == [b"reason", b"stream", b"id", b"request"]
+            assert fields[-1] == b"x"
+        await pool.close()
 
     run(scenario())

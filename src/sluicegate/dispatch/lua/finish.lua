@@ -7,21 +7,34 @@
 -- Returns for each task whether this call has ended it.
 --
 -- Each client is sent one entry, with one field `response` for each of its tasks.
+--
+-- Once a task is acknowledged nothing may stop the script: an error would leave it in its stream for
+-- ever, and take the answers of the others. What depends on keys that other programs write, the
+-- dead list and reply streams, is therefore tried with `pcall`, and lost if they are no streams.
 local streams = tonumber(ARGV[1])
 local group = ARGV[2]
 local ended, deleted, replies, order = {}, {}, {}, {}
+
+local function bury(stream, id, reason)
+  local entry = redis.call('XRANGE', stream, id, id)[1]
+  if not entry then
+    return
+  end
+  local words = {'reason', reason, 'stream', stream, 'id', id}
+  for place = 1, #entry[2], 2 do
+    if entry[2][place] == 'request' then
+      words[7], words[8] = 'request', entry[2][place + 1]
+    end
+  end
+  redis.pcall('XADD', KEYS[streams + 1], 'MAXLEN', '~', ARGV[5], '*', unpack(words))
+end
 
 for place = 6, #ARGV, 5 do
   local stream, id = KEYS[tonumber(ARGV[place])], ARGV[place + 1]
   local is_ours = redis.call('XACK', stream, group, id)
   if is_ours == 1 then
-    local reason = ARGV[place + 4]
-    if reason ~= '' then
-      local found = redis.call('XRANGE', stream, id, id)[1]
-      if found then
-        redis.call('XADD', KEYS[streams + 1], 'MAXLEN', '~', ARGV[5], '*',
-          'reason', reason, 'stream', stream, 'id', id, unpack(found[2]))
-      end
+    if ARGV[place + 4] ~= '' then
+      bury(stream, id, ARGV[place + 4])
     end
     deleted[stream] = deleted[stream] or {}
     table.insert(deleted[stream], id)
@@ -45,7 +58,7 @@ for stream, ids in pairs(deleted) do
 end
 for _, reply_to in ipairs(order) do
   local key = KEYS[reply_to]
-  redis.call('XADD', key, 'MAXLEN', '~', ARGV[4], '*', unpack(replies[reply_to]))
-  redis.call('PEXPIRE', key, ARGV[3])
+  redis.pcall('XADD', key, 'MAXLEN', '~', ARGV[4], '*', unpack(replies[reply_to]))
+  redis.pcall('PEXPIRE', key, ARGV[3])
 end
 return ended

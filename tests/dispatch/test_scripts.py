@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from sluicegate.dispatch.keys import QueueKeys, TaskId
 from sluicegate.dispatch.messages import BUSY, DUPLICATE, NO_WORKERS, Finishing, Outgoing
 from sluicegate.dispatch.scripts import QueueScripts
-from sluicegate.redis_client import AsyncRedisPool, pack
+from sluicegate.redis_client import AsyncRedisPool, ErrorReply, pack
 from tests.harness.servers import RedisServer
 from tests.harness.waits import PATIENCE
 
@@ -329,6 +329,56 @@ def test_a_limit_in_seconds_is_the_rate_times_the_seconds(
         await scripts.heartbeat(b"v", 60.0, 2.5)
         reply = await scripts.enqueue([Outgoing(1, b"", b"x")], 50, seconds, 1.0)
         assert reply.limit == min(50, int(10.4 * seconds))
+        await pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_is_told_of_all_that_is_cancelled(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        pool = AsyncRedisPool(redis_server.url, PATIENCE)
+        scripts = QueueScripts(pool, KEYS, PATIENCE)
+        await scripts.create_groups()
+        await scripts.heartbeat(b"w", 60.0, None)
+        outgoing = [Outgoing(1, b"", b"x")] * 3000
+        tasks: list[TaskId] = []
+        for first in range(0, 3000, 500):
+            reply = await scripts.enqueue(outgoing[first : first + 500], 10_000, 0.0, 1.0)
+            tasks += [(1, id) for id in reply.results if isinstance(id, bytes)]
+        await pool.call("XREADGROUP", "GROUP", "workers", "w", "STREAMS", KEYS.tasks[1], ">")
+        for first in range(0, 3000, 500):
+            await scripts.cancel(tasks[first : first + 500])
+        assert await pool.call("XLEN", KEYS.control(b"w")) == len(tasks) == 3000
+        await pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_without_memory_workers_stay_alive_and_requests_can_be_cancelled(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        pool = AsyncRedisPool(redis_server.url, PATIENCE)
+        scripts = QueueScripts(pool, KEYS, PATIENCE)
+        await scripts.create_groups()
+        await scripts.heartbeat(b"w", 60.0, 1.0)
+        reply = await scripts.enqueue([Outgoing(1, b"", b"x")] * 2, 100, 0.0, 1.0)
+        first, second = [(1, id) for id in reply.results if isinstance(id, bytes)]
+        await pool.call("XREADGROUP", "GROUP", "workers", "w", "STREAMS", KEYS.tasks[1], ">")
+        await pool.call("CONFIG", "SET", "maxmemory", "1")
+        try:
+            with pytest.raises(ErrorReply, match="OOM"):
+                await pool.call("SET", "more", "memory")
+            assert (await scripts.heartbeat(b"w", 60.0, 2.0)).workers == 1
+            assert await scripts.renew(b"w", [first, second]) == [1, 1]
+            ((where, _),) = await scripts.cancel([first])
+            assert where == 2
+            assert await scripts.finish([Finishing(second, KEYS.replies(b"c"), b"yes", "")]) == [1]
+        finally:
+            await pool.call("CONFIG", "SET", "maxmemory", "0")
+        assert await pool.call("XLEN", KEYS.tasks[1]) == 0
+        assert await pool.call("XLEN", KEYS.control(b"w")) == 1
+        assert await pool.call("XLEN", KEYS.replies(b"c")) == 1
         await pool.close()
 
     asyncio.run(scenario())

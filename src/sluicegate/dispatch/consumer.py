@@ -37,6 +37,7 @@ __all__ = ["Consumer"]
 _BLOCK = 2.0  # seconds for which a read waits in Redis
 _RETRY_AFTER = 0.1  # seconds, doubled by each failure in a row up to
 _LONGEST_RETRY = 2.0
+_MOST_CONTROL = 1000  # cancellations of one read, and read before the stream is trimmed
 _MOST_REFILLS = 100  # fetches before a batch begins
 _MOST_ENDINGS = 512  # of one call, and at most
 _MOST_BYTES = 4 * 1024 * 1024
@@ -178,7 +179,8 @@ class Consumer:
                 log.exception("queue %s: a loop of the worker failed, going on", self.keys.queue)
             if loop == self._fetch:
                 self._run_dry()  # the queues behind it may be on a server that answers
-            pause = _RETRY_AFTER if monotonic() - began > 5.0 else min(2 * pause, _LONGEST_RETRY)
+            longest = min(_LONGEST_RETRY, self.core.lease / 4)  # leases are kept meanwhile
+            pause = _RETRY_AFTER if monotonic() - began > 5.0 else min(2 * pause, longest)
             await asyncio.sleep(pause)
             try:
                 await self._scripts.create_groups()  # Redis may have come back empty
@@ -267,9 +269,11 @@ class Consumer:
 
     async def _listen(self) -> None:
         key = self.keys.control(self._worker)
+        read = 0  # since the stream was last trimmed
         while True:
             command = pack(
-                *("XREAD", "BLOCK", int(_BLOCK * 1000), "STREAMS", key, self._control_seen)
+                *("XREAD", "COUNT", _MOST_CONTROL, "BLOCK", int(_BLOCK * 1000)),
+                *("STREAMS", key, self._control_seen),
             )
             reply = await self._listener.read(command, _BLOCK)
             if not reply:
@@ -280,12 +284,18 @@ class Consumer:
                 cancelled += _read_control(fields)
             self.core.cancel(cancelled)
             self.wake()
+            read += len(cancelled)
+            if read >= _MOST_CONTROL:  # what is fewer expires by itself
+                read = 0
+                await self._pool.call("XTRIM", key, "MINID", self._control_seen, key=key)
 
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(self._beat_every)
-            await self._beat()
-            await self._renew()
+            try:
+                await self._beat()
+            finally:  # whatever the heartbeat fails of, leases are kept if they can be
+                await self._renew()
             await self._reap()
 
     async def _beat(self) -> None:

@@ -28,6 +28,7 @@ from sluicegate.redis_client import AsyncRedisPool, ErrorReply, pack
 __all__ = ["Begun", "QueueScripts"]
 
 CONTROL_SECONDS = 60.0  # how long a control stream outlives what was last said in it
+MAX_CONTROL = 100_000  # entries of a control stream that its worker has not read
 REPLY_SECONDS = 60.0  # how long a reply stream outlives its last reply
 MAX_REPLIES = 10_000  # entries of a reply stream that its client has not read
 MAX_DEAD = 10_000  # entries of the dead list
@@ -130,7 +131,7 @@ class QueueScripts:
 
     async def cancel(self, tasks: Sequence[TaskId]) -> list[Cancelled]:
         words: list[_Word] = [self._streams, GROUP, self._keys.control_start]
-        words += [_ms(CONTROL_SECONDS), RETURNED]
+        words += [_ms(CONTROL_SECONDS), MAX_CONTROL, RETURNED]
         words += _task_words(tasks)
         reply = await self._call("cancel", self._keys.tasks, words)
         numbers = _read_flags("cancel", reply, 2 * len(tasks))

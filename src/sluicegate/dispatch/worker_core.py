@@ -37,7 +37,7 @@ __all__ = ["Batch", "WorkerCore"]
 FETCH_AHEAD = 0.05  # seconds before the end of a batch at which the next may be fetched
 _LEAST_AHEAD = 0.001
 _SPARE = 0.02  # seconds before the latest begin at which a batch that is held back begins
-_MOST_EARLY = 1000  # cancellations of tasks that were not delivered yet
+_MOST_EARLY = 1000  # cancellations of tasks that were not delivered yet, or one fetch of them
 _TRY_EVERY = 1.0  # seconds without a batch after which one is tried whatever the estimate says
 
 
@@ -182,7 +182,8 @@ class WorkerCore:
         for id in cancelled:
             if id not in self._held:
                 self._cancelled_early[id] = None
-        while len(self._cancelled_early) > _MOST_EARLY:
+        most = max(_MOST_EARLY, 4 * self.batcher.pool_size)
+        while len(self._cancelled_early) > most:
             del self._cancelled_early[next(iter(self._cancelled_early))]
         return self.disown(cancelled)
 

@@ -2,28 +2,31 @@
 --
 -- KEYS: the streams of tasks.
 -- ARGV: number of streams; group; the start of the names of control streams; their lifetime in ms;
---   the consumer of returned tasks; then for each request: stream, id.
+--   most entries of one; the consumer of returned tasks; then for each request: stream, id.
 -- Returns for each request two numbers: where it was (0 ended before, 1 waiting, 2 with a worker),
 -- and for how many ms the worker has had it. The worker is told, so that it does not begin it.
-local group, control, lifetime, returned = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+--
+-- The request is taken out before the worker is told. Redis refuses a command that needs memory
+-- only as the first write of a script, so the order lets requests be cancelled when memory is short.
+-- A worker that could not be told learns it when it next renews its leases.
+local group, control, lifetime, returned = ARGV[2], ARGV[3], ARGV[4], ARGV[6]
 local results = {}
 
-for place = 6, #ARGV, 2 do
+for place = 7, #ARGV, 2 do
   local stream, id = KEYS[tonumber(ARGV[place])], ARGV[place + 1]
   local pending = redis.pcall('XPENDING', stream, group, id, id, 1)
   local entry = not pending.err and pending[1]
   local where, had = 0, 0
   if entry then
+    redis.call('XACK', stream, group, id)
+    redis.call('XDEL', stream, id)
+    where = 1
     if entry[2] ~= returned then
       where, had = 2, entry[3]
       local key = control .. entry[2]
-      redis.call('XADD', key, 'MAXLEN', '~', 1000, '*', 'cancel', ARGV[place] .. ' ' .. id)
-      redis.call('PEXPIRE', key, lifetime)
-    else
-      where = 1
+      redis.pcall('XADD', key, 'MAXLEN', '~', ARGV[5], '*', 'cancel', ARGV[place] .. ' ' .. id)
+      redis.pcall('PEXPIRE', key, lifetime)
     end
-    redis.call('XACK', stream, group, id)
-    redis.call('XDEL', stream, id)
   elseif redis.call('XDEL', stream, id) == 1 then
     where = 1
   end

@@ -9,6 +9,9 @@ local worker, lifetime = ARGV[1], ARGV[4]
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- First, for it needs no memory: when memory is short Redis refuses only the first write of a script,
+-- and a worker that cannot say that it lives would lose its callers.
+redis.call('PEXPIRE', rates, lifetime)
 redis.call('ZADD', workers, string.format('%.0f', now + tonumber(ARGV[2])), worker)
 redis.call('PEXPIRE', workers, lifetime)
 if ARGV[3] ~= '' then

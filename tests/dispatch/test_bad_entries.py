@@ -127,3 +127,22 @@ def test_a_task_that_cannot_be_answered_or_buried_ends_and_harms_no_other(
         await pool.close()
 
     run(scenario())
+
+
+def test_an_answer_that_cannot_be_encoded_does_not_take_others_with_it(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        async with Dispatcher(redis_server.url, "translate") as client:
+            worker = Worker(redis_server.url, "translate", echo, max_batch=3, max_wait=PATIENCE)
+            async with worker:
+                with redis_server.client as redis:
+                    redis.xadd(TASKS, {"request": request(REPLIES + "other", 10**30)})
+                # The three are one batch, and are answered in one call.
+                assert await client.call_many(["a", "b"], timeout=2 * PATIENCE) == ["a", "b"]
+                admin = QueueAdmin(redis_server.url, "translate")
+                (dead,) = await admin.dead()
+                await admin.close()
+                assert "correlation_id" in dead.reason
+
+    run(scenario())

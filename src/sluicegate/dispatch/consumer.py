@@ -411,9 +411,13 @@ class Consumer:
                 return Finishing(task.id, reply_to, response, reason)
             error = f"the result has {len(response)} bytes, the limit is {self._max_payload}"
         except Exception as failure:  # noqa: BLE001  an object may fail to encode in its own way
-            error = f"the result cannot be encoded: {type(failure).__name__}: {failure}"
+            error = f"the result cannot be encoded: {type(failure).__name__}: {_text(failure)}"
         failed = Response(correlation_id, FAILED, {"error": error})
-        return Finishing(task.id, reply_to, encode_response(content_type, failed), reason)
+        try:
+            return Finishing(task.id, reply_to, encode_response(content_type, failed), reason)
+        except Exception as failure:  # noqa: BLE001  the request's own id cannot be encoded
+            reason = reason or f"invalid request: correlation_id: {_text(failure)}"
+            return Finishing(task.id, b"", b"", reason)
 
 
 def _decode(fields: Sequence[bytes]) -> Request | ProtocolError:
@@ -423,6 +427,14 @@ def _decode(fields: Sequence[bytes]) -> Request | ProtocolError:
         return decode_request(fields[1])
     except ProtocolError as error:
         return error
+
+
+def _text(error: Exception) -> str:
+    """The message of any error, as text that can be encoded."""
+    try:
+        return str(error).encode(errors="replace").decode()
+    except Exception:  # noqa: BLE001  an error of the user's own, that cannot even be printed
+        return "(no message)"
 
 
 def _read_control(fields: Sequence[bytes]) -> list[TaskId]:

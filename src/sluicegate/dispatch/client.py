@@ -23,6 +23,7 @@ from sluicegate.dispatch.errors import Busy, Duplicate, HandlerFailed, NoWorkers
 from sluicegate.dispatch.keys import QueueKeys, check_priority
 from sluicegate.dispatch.messages import Enqueued, Outgoing
 from sluicegate.dispatch.metrics import client_text
+from sluicegate.dispatch.read_count import ReadCount
 from sluicegate.dispatch.scripts import Begun, QueueScripts
 from sluicegate.dispatch.wire import (
     DEFAULT_MAX_PAYLOAD,
@@ -33,13 +34,14 @@ from sluicegate.dispatch.wire import (
 )
 from sluicegate.errors import ProtocolError, SluicegateError, Unavailable
 from sluicegate.ids import Snowflake
-from sluicegate.redis_client import AsyncRedisPool, BlockingReader, pack
+from sluicegate.redis_client import MAX_REPLY_BYTES, AsyncRedisPool, BlockingReader, pack
 
 __all__ = ["Dispatcher"]
 
 _BLOCK = 5.0  # seconds for which a read waits in Redis
 _MOST_REQUESTS = 256  # of one script, and at most
 _MOST_BYTES = 4 * 1024 * 1024
+_MOST_ENTRIES = 1000  # of the reply stream, of one read
 _TRIM_EVERY = 1.0  # seconds between two trims of the reply stream
 _RETRY_AFTER = 0.05
 _LONGEST_RETRY = 1.0
@@ -326,25 +328,38 @@ class Dispatcher:
 
     async def _read(self) -> None:
         """Read responses for ever; after a failure from where it was left."""
-        reader = BlockingReader(self._pool, self._replies, self._timeout)
+        # An entry has all responses of one call of a worker: the bytes at which it sends them, and
+        # one more response.
+        reader = BlockingReader(
+            self._pool,
+            self._replies,
+            self._timeout,
+            max_reply_bytes=max(MAX_REPLY_BYTES, 2 * _MOST_BYTES + 2 * self._max_payload),
+        )
+        entries = ReadCount(_MOST_ENTRIES)
         seen = b"0-0"
         trimmed_at = monotonic()
         pause = _RETRY_AFTER
         try:
             while True:
+                count = entries.within(_MOST_ENTRIES)
                 command = pack(
-                    *("XREAD", "COUNT", 1000, "BLOCK", int(_BLOCK * 1000)),
+                    *("XREAD", "COUNT", count, "BLOCK", int(_BLOCK * 1000)),
                     *("STREAMS", self._replies, seen),
                 )
                 try:
                     reply = await reader.read(command, _BLOCK)
                 except SluicegateError as error:
+                    if isinstance(error, ProtocolError) and entries.shrink(count):
+                        log.debug("queue %s: %s", self.queue, error)
+                        continue
                     self._unavailable = _as_unavailable(error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_RETRY)
                     continue
                 self._unavailable = None
                 pause = _RETRY_AFTER
+                entries.grow()
                 if not reply:
                     continue
                 for id, fields in reply[0][1]:

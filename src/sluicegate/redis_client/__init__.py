@@ -8,6 +8,13 @@ with hiredis; both are imported only when a pool is made.
 from sluicegate.redis_client.async_pool import AsyncRedisPool
 from sluicegate.redis_client.blocking_reader import BlockingReader
 from sluicegate.redis_client.pool import RedisPool
-from sluicegate.redis_client.resp import ErrorReply, pack
+from sluicegate.redis_client.resp import MAX_REPLY_BYTES, ErrorReply, pack
 
-__all__ = ["AsyncRedisPool", "BlockingReader", "ErrorReply", "RedisPool", "pack"]
+__all__ = [
+    "MAX_REPLY_BYTES",
+    "AsyncRedisPool",
+    "BlockingReader",
+    "ErrorReply",
+    "RedisPool",
+    "pack",
+]

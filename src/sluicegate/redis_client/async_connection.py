@@ -70,6 +70,10 @@ class AsyncConnection(asyncio.Protocol):
             self._set_timer(deadline)
         return answered
 
+    def accept(self, max_reply_bytes: int) -> None:
+        """Accept replies of up to this size, which may be larger than those of most commands."""
+        self._replies.max_bytes = max_reply_bytes
+
     async def close(self) -> None:
         self._fail_all(Unavailable(f"the connection to Redis at {self.endpoint} was closed"))
         if self._transport is not None:

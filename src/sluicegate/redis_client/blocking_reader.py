@@ -11,15 +11,26 @@ from typing import Any
 from sluicegate.errors import Unavailable
 from sluicegate.redis_client.async_connection import AsyncConnection
 from sluicegate.redis_client.async_pool import AsyncRedisPool
-from sluicegate.redis_client.resp import ErrorReply
+from sluicegate.redis_client.resp import MAX_REPLY_BYTES, ErrorReply
 
 __all__ = ["BlockingReader"]
 
 
 class BlockingReader:
-    """One command at a time to the server that holds `key`."""
+    """One command at a time to the server that holds `key`.
 
-    def __init__(self, pool: AsyncRedisPool, key: bytes, timeout: float) -> None:
+    A reply of more than `max_reply_bytes` raises `ProtocolError`.
+    """
+
+    def __init__(
+        self,
+        pool: AsyncRedisPool,
+        key: bytes,
+        timeout: float,
+        *,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+    ) -> None:
+        self._max_reply_bytes = max_reply_bytes
         self._pool = pool
         self._key = key
         self._timeout = timeout
@@ -37,6 +48,7 @@ class BlockingReader:
         connection = self._connection
         if connection is None or not connection.is_open:
             connection = await self._pool.connect(self._key, monotonic() + self._timeout)
+            connection.accept(self._max_reply_bytes)
             self._connection = connection
         try:
             (reply,) = await connection.exchange(payload, 1, monotonic() + block + self._timeout)

@@ -2,7 +2,7 @@
 
 `Replies` is fed what comes from one socket and gives whole replies. A reply that Redis
 sends as an error is a value, an `ErrorReply`, for in a pipeline it concerns its own
-command alone. Bytes that are no RESP, and replies of more than `MAX_REPLY_BYTES`, raise
+command alone. Bytes that are no RESP, and replies of more than `max_bytes`, raise
 `ProtocolError`; nothing of that connection can be trusted afterwards.
 """
 
@@ -74,9 +74,10 @@ def _pack_any(words: Sequence[object]) -> bytes:
 class Replies:
     """The replies of one connection, in their order."""
 
-    __slots__ = ("_fed", "_nothing", "_reader")
+    __slots__ = ("_fed", "_nothing", "_reader", "max_bytes")
 
     def __init__(self) -> None:
+        self.max_bytes = MAX_REPLY_BYTES
         self._nothing = object()
         reader = load("hiredis").Reader(
             protocolError=ProtocolError, replyError=ErrorReply, notEnoughData=self._nothing
@@ -104,8 +105,8 @@ class Replies:
                 break
             replies.append(reply)
             self._fed = 0
-        if self._fed > MAX_REPLY_BYTES:
-            raise ProtocolError(f"invalid reply from Redis: larger than {MAX_REPLY_BYTES} bytes")
+        if self._fed > self.max_bytes:
+            raise ProtocolError(f"invalid reply from Redis: larger than {self.max_bytes} bytes")
         return replies
 
     def has_more(self) -> bool:

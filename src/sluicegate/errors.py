@@ -12,6 +12,7 @@ __all__ = [
     "SluicegateError",
     "TableFull",
     "Unavailable",
+    "describe",
     "reason_of",
 ]
 
@@ -23,6 +24,17 @@ class SluicegateError(Exception):
 def reason_of(error: Exception) -> str:
     """The reason of an error of the system, without its number and without the name of the file."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def describe(error: BaseException) -> str:
+    """The type and the message of an error, as text that can be encoded.
+
+    Its `__str__` may itself raise.
+    """
+    try:
+        return f"{type(error).__name__}: {error}".encode(errors="replace").decode()
+    except Exception as failure:  # noqa: BLE001  it is the user's
+        return f"{type(error).__name__}: its message raised {type(failure).__name__}"
 
 
 class ConfigError(SluicegateError):

@@ -29,7 +29,7 @@ from sluicegate.dispatch.wire import (
     encode_response,
 )
 from sluicegate.dispatch.worker_core import FETCH_AHEAD, WorkerCore
-from sluicegate.errors import ProtocolError, SluicegateError, reason_of
+from sluicegate.errors import ProtocolError, SluicegateError, describe, reason_of
 from sluicegate.redis_client import AsyncRedisPool, BlockingReader, ErrorReply, pack
 
 __all__ = ["Consumer"]
@@ -411,12 +411,12 @@ class Consumer:
                 return Finishing(task.id, reply_to, response, reason)
             error = f"the result has {len(response)} bytes, the limit is {self._max_payload}"
         except Exception as failure:  # noqa: BLE001  an object may fail to encode in its own way
-            error = f"the result cannot be encoded: {type(failure).__name__}: {_text(failure)}"
+            error = f"the result cannot be encoded: {describe(failure)}"
         failed = Response(correlation_id, FAILED, {"error": error})
         try:
             return Finishing(task.id, reply_to, encode_response(content_type, failed), reason)
         except Exception as failure:  # noqa: BLE001  the request's own id cannot be encoded
-            reason = reason or f"invalid request: correlation_id: {_text(failure)}"
+            reason = reason or f"invalid request: correlation_id: {describe(failure)}"
             return Finishing(task.id, b"", b"", reason)
 
 
@@ -427,14 +427,6 @@ def _decode(fields: Sequence[bytes]) -> Request | ProtocolError:
         return decode_request(fields[1])
     except ProtocolError as error:
         return error
-
-
-def _text(error: Exception) -> str:
-    """The message of any error, as text that can be encoded."""
-    try:
-        return str(error).encode(errors="replace").decode()
-    except Exception:  # noqa: BLE001  an error of the user's own, that cannot even be printed
-        return "(no message)"
 
 
 def _read_control(fields: Sequence[bytes]) -> list[TaskId]:

@@ -3,6 +3,9 @@
 A handler takes a list of items and returns a list of as many results, in their order; a result that
 is an exception fails its own item. With `per_item` it takes one item and returns one result. It is
 sync, and runs in a thread or a process, or async.
+
+Whatever a handler raises fails its items, so that their callers hear of it: also a `CancelledError`
+of something that it awaited. Only where the batch itself is cancelled is that passed on.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sluicegate.dispatch.wire import FAILED, OK
+from sluicegate.errors import describe
 
 __all__ = ["Handler", "Outcome"]
 
@@ -55,7 +59,9 @@ class Handler:
             return list(await asyncio.gather(*(self._run_item_async(item) for item in items)))
         try:
             return self._check(await self.function(list(items)), items)
-        except Exception as error:  # noqa: BLE001  as above
+        except (Exception, asyncio.CancelledError) as error:
+            if _is_being_cancelled():
+                raise
             if self.isolate and len(items) > 1:
                 return [(await self.run_async([item]))[0] for item in items]
             return [self._failure(error)] * len(items)
@@ -69,7 +75,9 @@ class Handler:
     async def _run_item_async(self, item: Any) -> Outcome:
         try:
             return self._outcome(await self.function(item))
-        except Exception as error:  # noqa: BLE001  as above
+        except (Exception, asyncio.CancelledError) as error:
+            if _is_being_cancelled():
+                raise
             return self._failure(error)
 
     def _check(self, results: Any, items: Sequence[Any]) -> list[Outcome]:
@@ -88,11 +96,16 @@ class Handler:
     def _outcome(self, result: Any) -> Outcome:
         return self._failure(result) if isinstance(result, Exception) else (OK, result)
 
-    def _failure(self, error: Exception) -> Outcome:
-        data = {"error": f"{type(error).__name__}: {error}"}
+    def _failure(self, error: BaseException) -> Outcome:
+        data = {"error": describe(error)}
         if self.tracebacks:
             data["traceback"] = "".join(traceback.format_exception(error))
         return FAILED, data
 
     def __repr__(self) -> str:
         return f"Handler({getattr(self.function, '__qualname__', self.function)})"
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -34,7 +34,7 @@ from sluicegate.dispatch.worker_process import (
     prepare_handler,
     serve,
 )
-from sluicegate.errors import ProtocolError, SluicegateError
+from sluicegate.errors import ProtocolError, SluicegateError, describe
 from sluicegate.redis_client import AsyncRedisPool
 
 __all__ = ["Worker"]
@@ -285,17 +285,17 @@ class Worker:
     def _end(self, consumer: Consumer, batch: Batch, done: "asyncio.Future[Any]") -> None:
         self._running.discard(done)
         del self._slots.ends[batch]
-        if done.cancelled():
+        if done.cancelled() and self._is_stopping:
             return  # stopped before it had ended: its tasks are given back
         consumer.core.end_batch(consumer.now(), batch)
-        error = done.exception()
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
         outcomes: list[Outcome]
         if error is None:
             outcomes = done.result()
         else:
             if isinstance(error, BrokenProcessPool):
                 self._executor = self._make_executor()
-            data = {"error": f"the handler's process failed: {type(error).__name__}: {error}"}
+            data = {"error": f"the handler could not be run to its end: {describe(error)}"}
             outcomes = [(FAILED, data)] * len(batch.tasks)
         answered = sum(status == OK for status, _ in outcomes)
         consumer.core.stats.tasks["answered"] += answered

@@ -30,7 +30,7 @@ from sluicegate.dispatch.keys import PRIORITIES, TaskId
 from sluicegate.dispatch.stats import WorkerStats
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import FAILED, TIMED_OUT, Request, decode_data
-from sluicegate.errors import ProtocolError
+from sluicegate.errors import ProtocolError, describe
 
 __all__ = ["Batch", "WorkerCore"]
 
@@ -261,7 +261,7 @@ class WorkerCore:
                 return self._bury(task, str(error))
             except Exception as error:  # noqa: BLE001  size and cost are the user's functions
                 self.stats.tasks["failed"] += 1
-                return Ending(task, FAILED, {"error": f"{type(error).__name__}: {error}"})
+                return Ending(task, FAILED, {"error": describe(error)})
         load = float(together) if self.batcher.cost is None else task.cost
         ends_at = max(now, begins_at) + self.margin * self.time.estimate(load)
         is_hopeless = task.deadline <= now or (

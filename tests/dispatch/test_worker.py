@@ -1,0 +1,97 @@
+"""What a worker survives: handlers, and processes of handlers, that fail in odd ways.
+
+A real Redis, a worker and a client in one process. What is asserted is what happens, not how soon.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from sluicegate import Dispatcher, HandlerFailed, Worker
+from tests.harness.servers import RedisServer
+from tests.harness.waits import PATIENCE
+
+QUEUE = "translate"
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 2 * PATIENCE))
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise UnprintableError
+
+
+async def await_a_cancelled_task(items: list[Any]) -> list[Any]:
+    if "bad" in items:
+        inner = asyncio.ensure_future(asyncio.sleep(PATIENCE))
+        inner.cancel()
+        await inner
+    return items
+
+
+async def await_a_cancelled_task_for_one(item: Any) -> Any:
+    return (await await_a_cancelled_task([item]))[0]
+
+
+async def cancel_itself(items: list[Any]) -> list[Any]:
+    if "bad" in items:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+    await asyncio.sleep(0)
+    return items
+
+
+def raise_unprintable(items: list[Any]) -> list[Any]:
+    if "bad" in items:
+        raise UnprintableError
+    return items
+
+
+async def raise_unprintable_async(items: list[Any]) -> list[Any]:
+    return raise_unprintable(items)
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "error"),
+    [
+        (await_a_cancelled_task, {}, "CancelledError"),
+        (await_a_cancelled_task_for_one, {"per_item": True}, "CancelledError"),
+        (cancel_itself, {}, "CancelledError"),
+        (raise_unprintable, {}, "UnprintableError: its message raised UnprintableError"),
+        (raise_unprintable, {"tracebacks": True}, "UnprintableError"),
+        (raise_unprintable_async, {}, "UnprintableError"),
+    ],
+)
+def test_whatever_a_handler_raises_fails_its_request_and_the_worker_goes_on(
+    redis_server: RedisServer, handler: Callable[[Any], Any], options: dict[str, Any], error: str
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, handler, **options) as worker, client:
+            for _ in range(2):
+                with pytest.raises(HandlerFailed, match=error):
+                    await client.call("bad", timeout=PATIENCE)
+            assert await client.call("good", timeout=PATIENCE) == "good"
+            tasks = worker.cores[QUEUE].stats.tasks
+            assert (tasks["failed"], tasks["answered"]) == (2, 1)
+
+    run(scenario())
+
+
+def test_a_cancelled_item_leaves_the_others_of_its_batch_alone(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        handler = await_a_cancelled_task_for_one
+        async with Worker(redis_server.url, QUEUE, handler, per_item=True), client:
+            results = await client.call_many(
+                ["a", "bad", "b"], timeout=PATIENCE, return_errors=True
+            )
+            assert [results[0], results[2]] == ["a", "b"]
+            assert isinstance(results[1], HandlerFailed)
+
+    run(scenario())

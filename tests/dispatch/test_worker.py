@@ -4,7 +4,10 @@ A real Redis, a worker and a client in one process. What is asserted is what hap
 """
 
 import asyncio
+import multiprocessing
+import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +21,13 @@ QUEUE = "translate"
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 2 * PATIENCE))
+
+
+async def wait_until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"did not happen within {PATIENCE:g} s"
+        await asyncio.sleep(0.005)
 
 
 class UnprintableError(Exception):
@@ -93,5 +103,43 @@ def test_a_cancelled_item_leaves_the_others_of_its_batch_alone(redis_server: Red
             )
             assert [results[0], results[2]] == ["a", "b"]
             assert isinstance(results[1], HandlerFailed)
+
+    run(scenario())
+
+
+def echo(items: list[Any]) -> list[Any]:
+    return items
+
+
+def test_a_worker_goes_on_when_an_idle_handler_process_is_killed(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, echo, processes=True) as worker, client:
+            assert await client.call(1, timeout=PATIENCE) == 1
+            for process in multiprocessing.active_children():
+                process.kill()
+            # The pool knows of it a moment later; a batch that it takes before fails.
+            broken = worker._executor
+            await wait_until(lambda: getattr(broken, "_broken", None))
+            assert await client.call(2, timeout=PATIENCE) == 2
+            assert worker._executor is not broken
+
+    run(scenario())
+
+
+def test_a_batch_that_cannot_be_given_to_its_handler_fails(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, echo) as worker, client:
+            threads = worker._executor
+            worker._executor = ThreadPoolExecutor()
+            worker._executor.shutdown()
+            for _ in range(2):
+                with pytest.raises(HandlerFailed, match="RuntimeError: cannot schedule"):
+                    await client.call(1, timeout=PATIENCE)
+            worker._executor = threads
+            assert await client.call(2, timeout=PATIENCE) == 2
 
     run(scenario())

@@ -272,17 +272,37 @@ class Worker:
         if not tasks:
             return
         self._slots.ends[batch] = batch.ends_at
-        running = self._call_handler(items)
+        try:
+            running = self._call_handler(items)
+        except Exception as error:  # noqa: BLE001  it fails this batch, as one of the handler does
+            running = asyncio.get_running_loop().create_future()
+            running.set_exception(error)
+        executor = self._executor
         self._running.add(running)
-        running.add_done_callback(lambda done: self._end(consumer, batch, done))
+        running.add_done_callback(lambda done: self._end(consumer, batch, done, executor))
 
     def _call_handler(self, items: list[Any]) -> "asyncio.Future[Any]":
         if self._executor is None:
             return asyncio.ensure_future(self._handler.run_async(items))
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._executor, self._handler.run, items)
+        try:
+            return loop.run_in_executor(self._executor, self._handler.run, items)
+        except BrokenProcessPool:  # a process died while it was idle
+            self._replace_executor(self._executor)
+            return loop.run_in_executor(self._executor, self._handler.run, items)
 
-    def _end(self, consumer: Consumer, batch: Batch, done: "asyncio.Future[Any]") -> None:
+    def _replace_executor(self, broken: Executor | None) -> None:
+        """Begin new processes, once for all batches that fail with the `broken` ones."""
+        if self._executor is broken and not self._is_stopping:
+            self._executor = self._make_executor()
+
+    def _end(
+        self,
+        consumer: Consumer,
+        batch: Batch,
+        done: "asyncio.Future[Any]",
+        executor: Executor | None,
+    ) -> None:
         self._running.discard(done)
         del self._slots.ends[batch]
         if done.cancelled() and self._is_stopping:
@@ -294,7 +314,7 @@ class Worker:
             outcomes = done.result()
         else:
             if isinstance(error, BrokenProcessPool):
-                self._executor = self._make_executor()
+                self._replace_executor(executor)
             data = {"error": f"the handler could not be run to its end: {describe(error)}"}
             outcomes = [(FAILED, data)] * len(batch.tasks)
         answered = sum(status == OK for status, _ in outcomes)

@@ -5,6 +5,7 @@ A real Redis, a worker and a client in one process. What is asserted is what hap
 
 import asyncio
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -141,5 +142,33 @@ def test_a_batch_that_cannot_be_given_to_its_handler_fails(redis_server: RedisSe
                     await client.call(1, timeout=PATIENCE)
             worker._executor = threads
             assert await client.call(2, timeout=PATIENCE) == 2
+
+    run(scenario())
+
+
+def test_a_worker_that_is_started_again_runs_what_it_had_given_back(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        opened = threading.Event()
+        batches: list[list[Any]] = []
+
+        def handler(items: list[Any]) -> list[Any]:
+            batches.append(items)
+            assert len(batches) > 1 or opened.wait(PATIENCE)
+            return items
+
+        client = Dispatcher(redis_server.url, QUEUE)
+        worker = Worker(redis_server.url, QUEUE, handler, lease=1.0)
+        await worker.start()
+        async with client:
+            call = client.submit(1, timeout=PATIENCE)
+            await wait_until(lambda: batches)
+            assert await worker.stop(0.0) == 1
+            assert worker.cores[QUEUE].held == 0
+            async with worker:
+                assert await call == 1
+            assert batches == [[1], [1]]
+            opened.set()  # the first thread ends, and its result is discarded
 
     run(scenario())

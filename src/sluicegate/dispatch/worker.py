@@ -106,7 +106,7 @@ class Worker:
         self._slots = Slots(self._concurrency)
         self._consumers: list[Consumer] = []
         self._executor: Executor | None = None
-        self._running: set[asyncio.Future[None]] = set()
+        self._running: dict[asyncio.Future[Any], Batch] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_stopping = False
 
@@ -174,11 +174,13 @@ class Worker:
             await consumer.stop_fetching()
         if self._running:
             await asyncio.wait(self._running, timeout=timeout)
-        unfinished = len(self._running)
-        for task in self._running:
-            task.cancel()
+        unfinished, self._running = self._running, {}
+        for running, batch in unfinished.items():
+            del self._slots.ends[batch]
+            running.cancel()
         for consumer in self._consumers:
             await consumer.leave(self._timeout)
+            consumer.core.forget()
         self._consumers = []
         if self._executor is not None:
             if unfinished and isinstance(self._executor, ProcessPoolExecutor):
@@ -187,7 +189,7 @@ class Worker:
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
         await self._pool.close()
-        return unfinished
+        return len(unfinished)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -278,7 +280,7 @@ class Worker:
             running = asyncio.get_running_loop().create_future()
             running.set_exception(error)
         executor = self._executor
-        self._running.add(running)
+        self._running[running] = batch
         running.add_done_callback(lambda done: self._end(consumer, batch, done, executor))
 
     def _call_handler(self, items: list[Any]) -> "asyncio.Future[Any]":
@@ -303,12 +305,11 @@ class Worker:
         done: "asyncio.Future[Any]",
         executor: Executor | None,
     ) -> None:
-        self._running.discard(done)
-        del self._slots.ends[batch]
-        if done.cancelled() and self._is_stopping:
-            return  # stopped before it had ended: its tasks are given back
-        consumer.core.end_batch(consumer.now(), batch)
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if self._running.pop(done, None) is None:
+            return  # stopped before it had ended: its tasks were given back
+        del self._slots.ends[batch]
+        consumer.core.end_batch(consumer.now(), batch)
         outcomes: list[Outcome]
         if error is None:
             outcomes = done.result()

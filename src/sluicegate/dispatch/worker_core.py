@@ -218,6 +218,11 @@ class WorkerCore:
         self.confirm(released)
         return released
 
+    def forget(self) -> None:
+        """Hold nothing: all tasks were given back, and each may be delivered here once more."""
+        self._pool.clear()
+        self._held.clear()
+
     def _ready_at(self) -> float:
         """When a batch may begin: early enough for each of its tasks, though it is to wait."""
         ready_at = self.batcher.ready_at(self._pool)

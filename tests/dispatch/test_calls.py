@@ -320,6 +320,69 @@ def test_an_error_of_the_handler_reaches_all_callers_of_its_batch(
     run(scenario())
 
 
+def exit_from(items: list[int]) -> list[int]:
+    os._exit(3)
+
+
+def quit_from(items: list[int]) -> list[int]:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "message", "logged"),
+    [
+        (fail_on_odd, {}, "ValueError: odd", "in fail_on_odd"),
+        (fail_on_odd, {"per_item": True}, "TypeError", "in fail_on_odd"),
+        (lambda items: [], {}, "got 0 results for 1 items", "got 0 results for 1 items"),
+        (exit_from, {"processes": True}, "killed, or exited", "killed, or exited"),
+        (quit_from, {}, "the handler failed: SystemExit: 3", "SystemExit: 3"),
+        (double, {"size": len}, "size or cost of the worker failed: TypeError", None),
+    ],
+)
+def test_a_failing_handler_is_logged(
+    redis_server: RedisServer,
+    caplog: pytest.LogCaptureFixture,
+    handler: Callable[[Any], Any],
+    options: dict[str, Any],
+    message: str,
+    logged: str | None,
+) -> None:
+    """With its traceback, but once in a second, however many requests fail."""
+
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        worker = Worker(redis_server.url, QUEUE, handler, max_batch=1, **options)
+        began = time.monotonic()
+        async with worker, client:
+            for _ in range(3):
+                with pytest.raises(HandlerFailed, match=message) as caught:
+                    await client.call(1, timeout=PATIENCE)
+                assert not caught.value.traceback
+        assert worker.cores[QUEUE].stats.tasks["failed"] == 3
+        warnings = [text for text in caplog.messages if "the handler failed" in text]
+        if logged is not None:
+            assert logged in warnings[0]
+            assert "queue translate: the handler failed 1 requests" in warnings[0]
+            assert len(warnings) <= 1 + (time.monotonic() - began)
+
+    run(scenario())
+
+
+def test_run_outside_the_main_thread_names_the_alternative() -> None:
+    worker = Worker("redis://127.0.0.1:1", QUEUE, double)
+    errors: list[str] = []
+
+    def try_to_run() -> None:
+        try:
+            worker.run()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    start_thread(try_to_run).join(PATIENCE)
+    assert len(errors) == 1
+    assert "use `async with Worker(...)`" in errors[0]
+
+
 def test_isolate_fails_only_the_bad_items_of_a_batch(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         client = Dispatcher(redis_server.url, QUEUE)
@@ -667,8 +730,31 @@ def test_drain_refuses_new_requests_and_finishes_the_old(redis_server: RedisServ
     run(scenario())
 
 
-def test_a_malformed_request_goes_to_the_dead_list_with_its_reason(
+def test_a_request_that_another_worker_has_answered_is_not_counted_as_answered(
     redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        client = Dispatcher(redis_server.url, QUEUE, content_type="json")
+        worker = Worker(redis_server.url, QUEUE, gate)
+        async with worker, client:
+            call = client.submit(1, timeout=PATIENCE)
+            await wait_until(lambda: gate.batches)
+            with redis_server.client as redis:
+                key = "sluicegate:{translate}:tasks:0"
+                ((id, _),) = redis.xrange(key)
+                assert redis.xack(key, "workers", id) == 1
+            gate.opened.set()
+            counts = worker.cores[QUEUE].stats.tasks
+            await wait_until(lambda: counts["disowned"])
+            assert counts["answered"] == 0
+            call.cancel()
+
+    run(scenario())
+
+
+def test_a_malformed_request_goes_to_the_dead_list_with_its_reason(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         admin = QueueAdmin(redis_server.url, QUEUE)
@@ -680,6 +766,8 @@ def test_a_malformed_request_goes_to_the_dead_list_with_its_reason(
             (dead,) = await admin.dead()
             assert "invalid request" in dead.reason
             assert dead.priority == 0
+            (text,) = caplog.messages
+            assert "goes to the dead list: invalid request" in text
         assert await admin.retry() == 1
         assert (await admin.status()).waiting[0] == 1
         await admin.close()

@@ -23,6 +23,7 @@ from sluicegate.dispatch.server_clock import ServerClock
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import (
     FAILED,
+    OK,
     Request,
     Response,
     decode_request,
@@ -39,6 +40,7 @@ _RETRY_AFTER = 0.1  # seconds, doubled by each failure in a row up to
 _LONGEST_RETRY = 2.0
 _MOST_CONTROL = 1000  # cancellations of one read, and read before the stream is trimmed
 _MOST_REFILLS = 100  # fetches before a batch begins
+_LOG_EVERY = 1.0  # seconds between two warnings of one kind
 _MOST_ENDINGS = 512  # of one call, and at most
 _MOST_BYTES = 4 * 1024 * 1024
 
@@ -96,6 +98,10 @@ class Consumer:
         self._unconfirmed: set[asyncio.Future[Any]] = set()
         self._sending: set[asyncio.Task[None]] = set()  # of what failed at first
         self._control_seen = b"0-0"
+        self._failures = 0  # of the handler, not logged yet
+        self._log_failures_at = 0.0
+        self._dead = 0  # requests for the dead list, not logged yet
+        self._log_dead_at = 0.0
         self._previous = previous  # of the queue that is served before this one
         self._next: Consumer | None = None
         if previous is not None:
@@ -131,9 +137,36 @@ class Consumer:
         """Answer tasks and take them out of the queue."""
         if not endings:
             return
+        self._log_dead([ending for ending in endings if ending.reason])
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self.flush)
         self._outbox += endings
+
+    def _log_dead(self, endings: Sequence[Ending]) -> None:
+        now = monotonic()
+        for ending in endings:
+            self._dead += 1
+            if now < self._log_dead_at:
+                continue
+            self._log_dead_at = now + _LOG_EVERY
+            more = f" (and {self._dead - 1} before it)" if self._dead > 1 else ""
+            self._dead = 0
+            id = ending.task.id[1].decode()
+            log.warning(
+                "queue %s: request %s goes to the dead list: %s%s",
+                *(self.keys.queue, id, ending.reason, more),
+            )
+
+    def handler_failed(self, count: int, trace: str) -> None:
+        """The handler has failed `count` tasks of a batch: log it, but not each time."""
+        now = monotonic()
+        self._failures += count
+        if now >= self._log_failures_at:
+            self._log_failures_at = now + _LOG_EVERY
+            failures, self._failures = self._failures, 0
+            log.warning(
+                "queue %s: the handler failed %d requests\n%s", self.keys.queue, failures, trace
+            )
 
     async def stop_fetching(self) -> None:
         """Fetch no more; batches that run may still be finished."""
@@ -371,7 +404,12 @@ class Consumer:
             self._confirm(batch, ended)
 
     def _confirm(self, batch: list[tuple[Ending, Finishing]], ended: list[int]) -> None:
-        self.core.stats.tasks["disowned"] += ended.count(0)
+        counts = self.core.stats.tasks
+        for (ending, _), is_ours in zip(batch, ended, strict=True):
+            if not is_ours:
+                counts["disowned"] += 1
+            elif ending.by_handler:
+                counts["answered" if ending.status == OK else "failed"] += 1
         self.core.confirm(ending.task for ending, _ in batch)
 
     def _send_again(self, batch: list[tuple[Ending, Finishing]]) -> None:
@@ -395,7 +433,7 @@ class Consumer:
         self._confirm(batch, ended)
 
     def _encode(self, ending: Ending) -> Finishing:
-        task, status, data, reason = ending
+        task, status, data, reason, _ = ending
         request = task.request
         if not isinstance(request, Request):
             return Finishing(task.id, b"", b"", reason)

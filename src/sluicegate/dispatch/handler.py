@@ -19,7 +19,8 @@ from sluicegate.errors import describe
 
 __all__ = ["Handler", "Outcome"]
 
-Outcome = tuple[int, Any]  # a status and the data of a response
+# A status and the data of a response. That of a failure has its traceback as `trace`, for the log.
+Outcome = tuple[int, Any]
 
 
 class Handler:
@@ -97,9 +98,10 @@ class Handler:
         return self._failure(result) if isinstance(result, Exception) else (OK, result)
 
     def _failure(self, error: BaseException) -> Outcome:
-        data = {"error": describe(error)}
+        trace = "".join(traceback.format_exception(error))
+        data = {"error": describe(error), "trace": trace}
         if self.tracebacks:
-            data["traceback"] = "".join(traceback.format_exception(error))
+            data["traceback"] = trace
         return FAILED, data
 
     def __repr__(self) -> str:

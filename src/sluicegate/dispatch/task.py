@@ -55,9 +55,10 @@ class Task:
 
 
 class Ending(NamedTuple):
-    """How a task ends: the response, and why it goes to the dead list, if it does."""
+    """How a task ends: the response, why it goes to the dead list, if it does, and who ended it."""
 
     task: Task
     status: int
     data: Any
     reason: str = ""
+    by_handler: bool = False

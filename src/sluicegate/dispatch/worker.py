@@ -11,6 +11,7 @@ import os
 import pickle
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -203,6 +204,11 @@ class Worker:
 
         A second signal ends the process at once. `metrics` is HOST:PORT of a port for Prometheus.
         """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "Worker.run() handles signals, and must be called in the main thread: "
+                "use `async with Worker(...)` in another"
+            )
         return asyncio.run(serve(self, stop_timeout=stop_timeout, metrics=metrics))
 
     def _make_executor(self) -> Executor | None:
@@ -316,14 +322,20 @@ class Worker:
         else:
             if isinstance(error, BrokenProcessPool):
                 self._replace_executor(executor)
-            data = {"error": f"the handler could not be run to its end: {describe(error)}"}
-            outcomes = [(FAILED, data)] * len(batch.tasks)
-        answered = sum(status == OK for status, _ in outcomes)
-        consumer.core.stats.tasks["answered"] += answered
-        consumer.core.stats.tasks["failed"] += len(outcomes) - answered
+                reason = (
+                    "a process of the handler ended in the middle of a batch: killed, or exited"
+                )
+            else:
+                reason = f"the handler could not be run to its end: {describe(error)}"
+            outcomes = [(FAILED, {"error": reason})] * len(batch.tasks)
+        failures = [data for status, data in outcomes if status != OK]
+        if failures:
+            consumer.handler_failed(len(failures), failures[0].get("trace", failures[0]["error"]))
+        for data in failures:
+            data.pop("trace", None)  # of the log alone
         consumer.finish(
             [
-                Ending(task, status, data)
+                Ending(task, status, data, by_handler=True)
                 for task, (status, data) in zip(batch.tasks, outcomes, strict=True)
             ]
         )

@@ -266,7 +266,8 @@ class WorkerCore:
                 return self._bury(task, str(error))
             except Exception as error:  # noqa: BLE001  size and cost are the user's functions
                 self.stats.tasks["failed"] += 1
-                return Ending(task, FAILED, {"error": describe(error)})
+                reason = f"size or cost of the worker failed: {describe(error)}"
+                return Ending(task, FAILED, {"error": reason})
         load = float(together) if self.batcher.cost is None else task.cost
         ends_at = max(now, begins_at) + self.margin * self.time.estimate(load)
         is_hopeless = task.deadline <= now or (

@@ -94,6 +94,8 @@ def _summary(worker: "Worker") -> str:
             f"queue {queue}: {tasks['answered']} answered, {tasks['failed']} failed, "
             f"{dropped} dropped, {core.stats.batch_sizes.count} batches"
         )
+        if tasks["disowned"]:
+            parts[-1] += f", {tasks['disowned']} ended elsewhere"
     return "; ".join(parts)
 
 

@@ -323,4 +323,5 @@ def test_without_redis_it_says_so_and_ends_with_exit_code_1(
     worker = RunningWorker(folder, "app:model", "--queue", "q", "--url", redis_server.url)
     assert worker.wait() == 1
     assert worker.log.text().splitlines()[-1].startswith("sluicegate worker: cannot connect")
+    assert worker.log.text().endswith("(--url names another Redis)\n")
     assert worker.output.text() == ""

@@ -801,7 +801,7 @@ def test_a_request_without_its_field_comes_back_to_the_dead_list_after_a_retry(
 
 
 def test_a_program_in_another_language_needs_only_commands_of_redis(
-    redis_server: RedisServer,
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As docs/dispatch.md shows it with redis-cli."""
 
@@ -825,6 +825,10 @@ def test_a_program_in_another_language_needs_only_commands_of_redis(
                 assert json.loads(entry["response"]) == expected
                 await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:0") == 0)
                 assert not redis.exists("somebody:else")  # only reply streams of the queue
+        (text,) = caplog.messages
+        assert (
+            "reply_to must begin with sluicegate:{translate}:replies:, got 'somebody:else'" in text
+        )
 
     run(scenario())
 
@@ -874,6 +878,21 @@ def test_memory_is_flat_after_many_requests(redis_server: RedisServer) -> None:
                 entries = [redis.xlen(key) for key in redis.scan_iter("*tasks*")]
                 assert entries == [0, 0, 0]
             assert max(sizes[1:]) < sizes[0] + 1_000_000, sizes  # of 2 MB that go through in each
+
+    run(scenario())
+
+
+def test_an_outage_is_logged_once_for_all_that_fails_of_it(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with Worker(redis_server.url, QUEUE, double, lease=0.5, timeout=0.5):
+            began = time.monotonic()
+            redis_server.kill()
+            await asyncio.sleep(2.0)  # long enough for several tries of each loop
+            seconds = time.monotonic() - began
+        warnings = [text for text in caplog.messages if "trying again" in text]
+        assert 1 <= len(warnings) <= 1 + seconds / 5.0
 
     run(scenario())
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sluicegate.cli.arguments import count, seconds
 from sluicegate.cli.load_function import add_current_folder, load_function, module_name
 from sluicegate.clock import Clock
-from sluicegate.errors import ConfigError, SluicegateError
+from sluicegate.errors import ConfigError, SluicegateError, Unavailable
 
 if TYPE_CHECKING:
     from sluicegate.dispatch import Worker
@@ -157,7 +157,8 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
 
 
 def _failed(error: SluicegateError) -> int:
-    sys.stderr.write(f"sluicegate worker: {error}\n")
+    advice = " (--url names another Redis)" if isinstance(error, Unavailable) else ""
+    sys.stderr.write(f"sluicegate worker: {error}{advice}\n")
     return 1
 
 

@@ -41,6 +41,7 @@ _LONGEST_RETRY = 2.0
 _MOST_CONTROL = 1000  # cancellations of one read, and read before the stream is trimmed
 _MOST_REFILLS = 100  # fetches before a batch begins
 _LOG_EVERY = 1.0  # seconds between two warnings of one kind
+_LOG_OUTAGE_EVERY = 5.0
 _MOST_ENDINGS = 512  # of one call, and at most
 _MOST_BYTES = 4 * 1024 * 1024
 
@@ -102,6 +103,8 @@ class Consumer:
         self._log_failures_at = 0.0
         self._dead = 0  # requests for the dead list, not logged yet
         self._log_dead_at = 0.0
+        self._log_outage_at = 0.0
+        self._log_reply_to_at = 0.0
         self._previous = previous  # of the queue that is served before this one
         self._next: Consumer | None = None
         if previous is not None:
@@ -197,7 +200,7 @@ class Consumer:
             log.warning("queue %s: could not give back tasks: %s", self.keys.queue, error)
 
     async def _go_on(self, loop: Callable[[], Any]) -> None:
-        """Run one of the loops for ever, and log once that it fails and once that it works."""
+        """Run one of the loops for ever."""
         pause = _RETRY_AFTER
         while True:
             began = monotonic()
@@ -205,9 +208,9 @@ class Consumer:
                 await loop()
             except ErrorReply as error:
                 if error.code != "NOGROUP":
-                    log.warning("queue %s: %s", self.keys.queue, error)
+                    self._log_outage(error)
             except (SluicegateError, OSError) as error:
-                log.warning("queue %s: %s", self.keys.queue, reason_of(error))
+                self._log_outage(error)
             except Exception:
                 log.exception("queue %s: a loop of the worker failed, going on", self.keys.queue)
             if loop == self._fetch:
@@ -219,6 +222,13 @@ class Consumer:
                 await self._scripts.create_groups()  # Redis may have come back empty
             except SluicegateError as error:
                 log.debug("queue %s: %s", self.keys.queue, error)
+
+    def _log_outage(self, error: Exception) -> None:
+        """All loops, and answers that are on their way, fail of one cause: it is logged once."""
+        now = monotonic()
+        if now >= self._log_outage_at:
+            self._log_outage_at = now + _LOG_OUTAGE_EVERY
+            log.warning("queue %s: %s, trying again", self.keys.queue, reason_of(error))
 
     async def _fetch(self) -> None:
         refills = 0  # fetches in a row after which more may be there for the same batch
@@ -427,7 +437,7 @@ class Consumer:
                 if isinstance(error, ErrorReply) and error.code == "NOGROUP":
                     ended = [0] * len(batch)  # Redis has lost the queue, and these tasks
                     break
-                log.warning("queue %s: could not answer: %s", self.keys.queue, error)
+                self._log_outage(error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_RETRY)
         self._confirm(batch, ended)
@@ -440,6 +450,13 @@ class Consumer:
         reply_to = request.reply_to.encode(errors="replace")
         if not reply_to.startswith(self.keys.replies_start):
             # Another key would be in another slot of a cluster, or overwritten.
+            if monotonic() >= self._log_reply_to_at:
+                self._log_reply_to_at = monotonic() + _LOG_EVERY
+                start = self.keys.replies_start.decode()
+                log.warning(
+                    "queue %s: request %s is not answered: reply_to must begin with %s, got %.200r",
+                    *(self.keys.queue, task.id[1].decode(), start, request.reply_to),
+                )
             return Finishing(task.id, b"", b"", reason)
         correlation_id = request.correlation_id
         content_type = request.content_type

@@ -35,7 +35,7 @@ from sluicegate.dispatch.worker_process import (
     prepare_handler,
     serve,
 )
-from sluicegate.errors import ProtocolError, SluicegateError, describe
+from sluicegate.errors import ConfigError, ProtocolError, SluicegateError, describe
 from sluicegate.redis_client import AsyncRedisPool
 
 __all__ = ["Worker"]
@@ -133,7 +133,7 @@ class Worker:
     async def start(self) -> None:
         """Begin to serve. Raises `Unavailable` if Redis does not answer."""
         if is_importing_main():
-            raise RuntimeError(
+            raise ConfigError(
                 "a worker was started while a handler process imports the program's main module: "
                 f"start it under {_GUARD}"
             )
@@ -235,7 +235,7 @@ class Worker:
         try:
             await asyncio.gather(*calls)
         except BrokenProcessPool:
-            raise RuntimeError(
+            raise ConfigError(
                 "the handler's processes ended while they started: their errors are above; a "
                 f"program that uses processes=True starts its worker under {_GUARD}"
             ) from None

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -384,3 +385,37 @@ def test_the_short_way_and_the_long_way_are_one(redis_server: RedisServer) -> No
         for _ in range(2):
             with pytest.raises(ProtocolError):
                 pool.send_command(pack("PING"), time.monotonic() + PATIENT)
+
+
+def test_connections_to_a_server_that_became_a_replica_are_closed(
+    redis_server: RedisServer,
+) -> None:
+    """A failover moved the name of the master: only a new connection finds the new one."""
+
+    async def scenario() -> None:
+        pool = AsyncRedisPool(redis_server.url, PATIENCE)
+        command = pack("SET", "key", 1)
+
+        def begin() -> "asyncio.Future[list[Any]] | None":
+            return pool.begin(b"key", command, 1, time.monotonic() + PATIENCE)
+
+        assert await pool.call("PING") == b"PONG"
+        own = await pool.connect(b"key", time.monotonic() + PATIENCE)
+        begun = begin()
+        assert begun is not None
+        assert await begun == [b"OK"]
+        with redis_server.client as client:
+            client.replicaof("127.0.0.1", 1)
+            try:
+                refused = begin()
+                assert refused is not None
+                (reply,) = await refused
+                assert reply.is_of_replica
+                assert begin() is None
+                assert not own.is_open
+            finally:
+                client.replicaof("NO", "ONE")
+        assert await pool.call("SET", "key", 2) == b"OK"
+        await pool.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 2 * PATIENCE))

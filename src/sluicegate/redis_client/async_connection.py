@@ -74,8 +74,12 @@ class AsyncConnection(asyncio.Protocol):
         """Accept replies of up to this size, which may be larger than those of most commands."""
         self._replies.max_bytes = max_reply_bytes
 
-    async def close(self) -> None:
+    def drop(self) -> None:
+        """Close, without waiting until that is done."""
         self._fail_all(Unavailable(f"the connection to Redis at {self.endpoint} was closed"))
+
+    async def close(self) -> None:
+        self.drop()
         if self._transport is not None:
             await self._lost
 

@@ -105,7 +105,9 @@ class AsyncRedisPool:
         connection = here.open.get(endpoint)
         if connection is None or not connection.is_open:
             return None
-        return connection.exchange(payload, count, deadline)
+        answered = connection.exchange(payload, count, deadline)
+        answered.add_done_callback(lambda done: self._check_begun(connection, done))
+        return answered
 
     async def connect(self, key: bytes, deadline: float) -> AsyncConnection:
         """A connection of the caller's own to the server of `key`, for commands that block.
@@ -164,9 +166,32 @@ class AsyncRedisPool:
             self._topology.invalidate()
             raise
         if isinstance(replies[0], ErrorReply) and replies[0].is_of_replica:
-            self._topology.invalidate()
-            await connection.close()
+            self._leave_replica(connection)
         return replies
+
+    def _check_begun(
+        self, connection: AsyncConnection, done: "asyncio.Future[list[Any]]"
+    ) -> None:
+        """What `_exchange_with` does after an exchange, for one that nobody awaits."""
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            self._topology.invalidate()
+            return
+        first = done.result()[0]
+        if isinstance(first, ErrorReply) and first.is_of_replica:
+            self._leave_replica(connection)
+
+    def _leave_replica(self, connection: AsyncConnection) -> None:
+        """Close all that this loop has open to a server that a failover has made a replica.
+
+        Callers' own connections, too: a read that blocks is no error there, and waits in vain.
+        """
+        self._topology.invalidate()
+        connection.drop()
+        for one in self._here().own:
+            if one.endpoint == connection.endpoint:
+                one.drop()
 
     async def _opened(
         self, here: _LoopConnections, endpoint: Endpoint, deadline: float

@@ -56,7 +56,8 @@ class BlockingReader:
             self._pool.invalidate()
             raise
         if isinstance(reply, ErrorReply):
-            if reply.code in ("MOVED", "ASK") or reply.is_of_replica:
+            # UNBLOCKED: the server became a replica while the command waited.
+            if reply.code in ("MOVED", "ASK", "UNBLOCKED") or reply.is_of_replica:
                 self._pool.invalidate()
                 await self.close()
             raise reply

@@ -273,3 +273,30 @@ def test_calls_end_by_their_deadlines_while_everything_fails(
             await client.close()
 
     run(scenario())
+
+
+def test_what_a_worker_gives_back_is_taken_at_once_by_one_with_a_longer_lease(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        began, may_end = asyncio.Event(), asyncio.Event()
+
+        async def hang(items: list[Any]) -> list[Any]:
+            began.set()
+            await may_end.wait()
+            return items
+
+        async def echo(items: list[Any]) -> list[Any]:
+            return items
+
+        leaving = Worker(redis_server.url, QUEUE, hang, lease=1.0)
+        async with Dispatcher(redis_server.url, QUEUE) as client:
+            await leaving.start()
+            call = client.submit("a", timeout=PATIENCE)
+            await asyncio.wait_for(began.wait(), PATIENCE)
+            # Its lease is beyond the deadline of the call.
+            async with Worker(redis_server.url, QUEUE, echo, lease=10 * PATIENCE):
+                assert await leaving.stop(0.0) == 1
+                assert await call == "a"
+
+    run(scenario())

@@ -18,7 +18,7 @@ from typing import Any
 
 from sluicegate.dispatch.keys import GROUP, QueueKeys, TaskId
 from sluicegate.dispatch.messages import Finishing
-from sluicegate.dispatch.scripts import Begun, QueueScripts
+from sluicegate.dispatch.scripts import RETURNED_IDLE, Begun, QueueScripts
 from sluicegate.dispatch.server_clock import ServerClock
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import (
@@ -194,7 +194,7 @@ class Consumer:
             task.cancel()
         await asyncio.gather(*self._sending, *self._loops, return_exceptions=True)
         try:
-            await self._scripts.leave(self._worker, 2 * self.core.lease)
+            await self._scripts.leave(self._worker, max(2 * self.core.lease, RETURNED_IDLE))
         except SluicegateError as error:
             # Redis is away: the lease runs out, and the reaper does the same.
             log.warning("queue %s: could not give back tasks: %s", self.keys.queue, error)

@@ -25,13 +25,14 @@ from sluicegate.dispatch.messages import (
 from sluicegate.errors import ProtocolError
 from sluicegate.redis_client import AsyncRedisPool, ErrorReply, pack
 
-__all__ = ["Begun", "QueueScripts"]
+__all__ = ["RETURNED_IDLE", "Begun", "QueueScripts"]
 
 CONTROL_SECONDS = 60.0  # how long a control stream outlives what was last said in it
 MAX_CONTROL = 100_000  # entries of a control stream that its worker has not read
 REPLY_SECONDS = 60.0  # how long a reply stream outlives its last reply
 MAX_REPLIES = 10_000  # entries of a reply stream that its client has not read
 MAX_DEAD = 10_000  # entries of the dead list
+RETURNED_IDLE = 7 * 86400.0  # how long returned tasks seem idle: beyond the lease of any worker
 QUEUE_SECONDS = 3600.0  # how long a queue remembers its workers after the last heartbeat
 
 _LUA = Path(__file__).parent / "lua"

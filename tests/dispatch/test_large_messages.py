@@ -47,8 +47,9 @@ def test_a_client_that_was_held_up_reads_all_its_large_responses(
         ):
             response = encode_response("msgpack", Response("of an earlier call", 0, LARGE))
             with redis_server.client as redis:  # before the client has read anything
+                replies = f"sluicegate:{{large}}:replies:{client.name}"
                 for _ in range(20):
-                    redis.xadd(f"sluicegate:{{large}}:replies:{client.name}", {"response": response})
+                    redis.xadd(replies, {"response": response})
             assert await client.call(b"abc", timeout=PATIENCE) == 3
 
     run(scenario())

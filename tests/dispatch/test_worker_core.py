@@ -90,27 +90,56 @@ def test_a_task_that_cannot_wait_for_the_running_batch_is_dropped_on_arrival() -
     assert [one.task for one in endings] == [hopeless]
 
 
-def test_a_wrong_estimate_corrects_itself() -> None:
-    """Once a batch took a minute. Tasks with a second to go are dropped, but for one per second."""
+@pytest.mark.parametrize("ran_before", [0, 50])
+def test_one_slow_batch_costs_a_second_of_refusals(ran_before: int) -> None:
+    """A batch takes a minute, all others 10 ms; ten tasks a second with half a second to go."""
     core = core_of()
+    for _ in range(ran_before):
+        core.time.observe(1, 0.01)
     core.add(0.0, [task(0, timeout=100.0)], 0.0)
     batch, _ = core.take(0.0)
     assert batch is not None
     core.end_batch(60.0, batch)
     core.confirm(batch.tasks)
-    now, ran = 60.0, 0
-    for step in range(600):
+    ran = []
+    for step in range(1, 101):
         now = 60.0 + step / 10
-        core.confirm(one.task for one in core.add(now, [task(round(now * 1000))], now))
+        new = task(round(now * 1000), timeout=0.5)
+        core.confirm(one.task for one in core.add(now, [new], now))
+        batch, endings = core.take(now)
+        core.confirm(one.task for one in endings)
+        if batch is not None:
+            ran.append(step)
+            core.end_batch(now + 0.01, batch)
+            core.confirm(batch.tasks)
+    assert ran == list(range(10, 101))
+    assert core.time.estimate(1) == pytest.approx(0.01)
+    assert core.held == 0
+
+
+def test_a_try_that_is_as_slow_as_estimated_changes_nothing() -> None:
+    """Batches take 2 s; tasks have 1 s to go: one a second is tried, the others are dropped."""
+    core = core_of()
+    for _ in range(10):
+        core.time.observe(1, 2.0)
+    core._last_run = now = 0.0
+    ran = 0
+    for _ in range(100):
+        now += 0.1
+        core.confirm(
+            one.task
+            for one in core.add(now, [task(round(now * 1000)), task(1 + round(now * 1000))], now)
+        )
         batch, endings = core.take(now)
         core.confirm(one.task for one in endings)
         if batch is not None:
             ran += 1
-            core.end_batch(now + 0.01, batch)
+            assert len(batch.tasks) == 1
+            now += 2.0
+            core.end_batch(now, batch)
             core.confirm(batch.tasks)
-    assert core.time.estimate(1) < 0.7
-    assert ran > 100
-    assert core.held == 0
+    assert 9 <= ran <= 10
+    assert core.time.estimate(1) == pytest.approx(2.0)
 
 
 def test_a_task_past_its_deadline_never_runs() -> None:

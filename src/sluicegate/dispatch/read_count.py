@@ -1,8 +1,8 @@
 """`ReadCount`: how many entries of a stream to ask for in one read.
 
-The entries of a read are bounded in number, its reply is bounded in bytes, and how large an entry is
-shows only when it comes. A reply that is too large is lost with its connection; the next read asks
-for a quarter. Each read that succeeds doubles the count again.
+The entries of a read are bounded in number, its reply is bounded in bytes, and how large an entry
+is shows only when it comes. A reply that is too large is lost with its connection; the next read
+asks for a quarter. Each read that succeeds doubles the count again.
 """
 
 __all__ = ["ReadCount"]

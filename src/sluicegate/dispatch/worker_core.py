@@ -16,8 +16,10 @@ leave room for more urgent ones that still wait in Redis: the next batch has the
 estimate) is answered at once that it has timed out: to run it would make those behind it late, too.
 Under overload that is the difference between nearly all answers in time and nearly none. The
 estimate could be wrong, and nothing would correct it if nothing ran: when nothing has run for a
-while, a single task is tried whatever the estimate says. A batch that `max_wait` holds back begins
-early enough for the first of its deadlines.
+while, a single task is tried whatever the estimate says. If it takes less than half of the
+estimate, what was learned before is forgotten: a first batch that loads a model for six seconds
+would otherwise cost nine seconds of refusals, one try in each. A batch that `max_wait` holds back
+begins early enough for the first of its deadlines.
 """
 
 from bisect import insort
@@ -42,14 +44,18 @@ _TRY_EVERY = 1.0  # seconds without a batch after which one is tried whatever th
 
 
 class Batch:
-    """Tasks that run together. `ends_at`: the expected end; None before any batch has run."""
+    """Tasks that run together. `ends_at`: the expected end; None before any batch has run.
 
-    __slots__ = ("began_at", "ends_at", "tasks")
+    `is_try`: by the estimate it would have been dropped.
+    """
+
+    __slots__ = ("began_at", "ends_at", "is_try", "tasks")
 
     def __init__(self, tasks: list[Task], began_at: float, ends_at: float | None) -> None:
         self.tasks = tasks
         self.began_at = began_at
         self.ends_at = ends_at
+        self.is_try = False
 
 
 class WorkerCore:
@@ -146,13 +152,16 @@ class WorkerCore:
         while self._pool and self._ready_at() <= now:
             tasks = self.batcher.pick(self._pool)
             late = self._late(now, tasks)
+            is_try = False
             if late and now - self._last_run >= _TRY_EVERY:
                 in_time = [task for task in tasks if task.deadline > now]
                 if in_time:
-                    tasks, late = in_time[:1], []
+                    tasks, late, is_try = in_time[:1], [], True
             self._remove(late or tasks)
             if not late:
-                return self._begin(now, tasks), endings
+                batch = self._begin(now, tasks)
+                batch.is_try = is_try
+                return batch, endings
             endings += [self._drop(now, task) for task in late]
         return None, endings
 
@@ -164,7 +173,10 @@ class WorkerCore:
         """A batch has run."""
         self._last_run = now
         seconds = max(now - batch.began_at, 0.0)
-        self.time.observe(self.batcher.load(batch.tasks), seconds)
+        load = self.batcher.load(batch.tasks)
+        if batch.is_try and seconds < self.time.estimate(load) / 2:
+            self.time = BatchTime()
+        self.time.observe(load, seconds)
         self.stats.run_seconds.observe(seconds)
 
     def confirm(self, tasks: Iterable[Task]) -> None:

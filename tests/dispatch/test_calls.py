@@ -335,7 +335,7 @@ def quit_from(items: list[int]) -> list[int]:
         (fail_on_odd, {"per_item": True}, "TypeError", "in fail_on_odd"),
         (lambda items: [], {}, "got 0 results for 1 items", "got 0 results for 1 items"),
         (exit_from, {"processes": True}, "killed, or exited", "killed, or exited"),
-        (quit_from, {}, "the handler failed: SystemExit: 3", "SystemExit: 3"),
+        (quit_from, {}, "the handler could not be run to its end: SystemExit: 3", "SystemExit: 3"),
         (double, {"size": len}, "size or cost of the worker failed: TypeError", None),
     ],
 )

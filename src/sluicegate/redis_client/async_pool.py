@@ -169,9 +169,7 @@ class AsyncRedisPool:
             self._leave_replica(connection)
         return replies
 
-    def _check_begun(
-        self, connection: AsyncConnection, done: "asyncio.Future[list[Any]]"
-    ) -> None:
+    def _check_begun(self, connection: AsyncConnection, done: "asyncio.Future[list[Any]]") -> None:
         """What `_exchange_with` does after an exchange, for one that nobody awaits."""
         if done.cancelled():
             return

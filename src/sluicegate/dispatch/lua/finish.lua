@@ -11,6 +11,7 @@
 -- Once a task is acknowledged nothing may stop the script: an error would leave it in its stream for
 -- ever, and take the answers of the others. What depends on keys that other programs write, the
 -- dead list and reply streams, is therefore tried with `pcall`, and lost if they are no streams.
+local MOST_WORDS = 200 -- names and values of an entry that the dead list keeps: a request has one
 local streams = tonumber(ARGV[1])
 local group = ARGV[2]
 local ended, deleted, replies, order = {}, {}, {}, {}
@@ -21,10 +22,8 @@ local function bury(stream, id, reason)
     return
   end
   local words = {'reason', reason, 'stream', stream, 'id', id}
-  for place = 1, #entry[2], 2 do
-    if entry[2][place] == 'request' then
-      words[7], words[8] = 'request', entry[2][place + 1]
-    end
+  for place = 1, math.min(#entry[2], MOST_WORDS) do
+    words[#words + 1] = entry[2][place]
   end
   redis.pcall('XADD', KEYS[streams + 1], 'MAXLEN', '~', ARGV[5], '*', unpack(words))
 end

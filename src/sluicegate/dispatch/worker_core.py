@@ -162,7 +162,8 @@ class WorkerCore:
                 batch = self._begin(now, tasks)
                 batch.is_try = is_try
                 return batch, endings
-            endings += [self._drop(now, task) for task in late]
+            needed = self.margin * self.time.estimate(self.batcher.load(tasks))
+            endings += [self._drop(now, task, needed) for task in late]
         return None, endings
 
     def due_at(self) -> float | None:
@@ -285,17 +286,18 @@ class WorkerCore:
         is_hopeless = task.deadline <= now or (
             task.deadline < ends_at and now - self._last_run < _TRY_EVERY
         )
-        return self._drop(now, task) if is_hopeless else None
+        return self._drop(now, task, ends_at - now) if is_hopeless else None
 
     def _late(self, now: float, tasks: Sequence[Task]) -> list[Task]:
         """The tasks of a batch that would probably end after their deadlines."""
         ends_at = now + self.margin * self.time.estimate(self.batcher.load(tasks))
         return [task for task in tasks if task.deadline < ends_at or task.deadline <= now]
 
-    def _drop(self, now: float, task: Task) -> Ending:
+    def _drop(self, now: float, task: Task, needed: float) -> Ending:
+        """`needed`: how many seconds it would probably have taken to the end of its batch."""
         self.stats.tasks["late" if task.deadline <= now else "hopeless"] += 1
         waited = max(now - task.enqueued_at, 0.0)
-        return Ending(task, TIMED_OUT, {"waited": waited, "ran": 0.0})
+        return Ending(task, TIMED_OUT, {"waited": waited, "ran": 0.0, "needed": needed})
 
     def _bury(self, task: Task, reason: str) -> Ending:
         self.stats.tasks["buried"] += 1

@@ -26,7 +26,7 @@ from sluicegate.dispatch.queue_admin import QueueAdmin
 from tests.harness.children import Children
 from tests.harness.servers import RedisServer
 from tests.harness.threads import run_in_threads, start_thread
-from tests.harness.waits import PATIENCE
+from tests.harness.waits import PATIENCE, wait_until
 
 QUEUE = "translate"
 
@@ -37,13 +37,6 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 def double(items: list[Any]) -> list[Any]:
     return [2 * item for item in items]
-
-
-async def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"did not happen within {seconds:g} s"
-        await asyncio.sleep(0.005)
 
 
 class Gate:

@@ -8,9 +8,8 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from sluicegate.dispatch.client_core import ClientCore
 from sluicegate.dispatch.queue_admin import QueueAdmin
 from sluicegate.dispatch.wire import Response
 from tests.harness.servers import ROOT, RedisServer, default_signals, freeze, thaw
-from tests.harness.waits import PATIENCE, wait_for
+from tests.harness.waits import PATIENCE, wait_for, wait_until
 
 QUEUE = "translate"
 TASKS = "sluicegate:{translate}:tasks:0"
@@ -31,13 +30,6 @@ WORKERS = "sluicegate:{translate}:workers"
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 2 * PATIENCE))
-
-
-async def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"did not happen within {seconds:g} s"
-        await asyncio.sleep(0.01)
 
 
 class Ledger:

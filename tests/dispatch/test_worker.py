@@ -6,7 +6,6 @@ A real Redis, a worker and a client in one process. What is asserted is what hap
 import asyncio
 import multiprocessing
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,20 +14,13 @@ import pytest
 
 from sluicegate import Dispatcher, HandlerFailed, Worker
 from tests.harness.servers import RedisServer
-from tests.harness.waits import PATIENCE
+from tests.harness.waits import PATIENCE, wait_until
 
 QUEUE = "translate"
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, 2 * PATIENCE))
-
-
-async def wait_until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, f"did not happen within {PATIENCE:g} s"
-        await asyncio.sleep(0.005)
 
 
 class UnprintableError(Exception):

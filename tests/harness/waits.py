@@ -1,11 +1,12 @@
 """Waits of tests, each with a deadline. One that runs out fails and shows what was seen so far."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
 from typing import IO, Any
 
-__all__ = ["PATIENCE", "Output", "wait_for"]
+__all__ = ["PATIENCE", "Output", "wait_for", "wait_until"]
 
 PATIENCE = 60.0  # seconds: far beyond what a busy machine needs
 
@@ -28,6 +29,15 @@ def wait_for(
         time.sleep(nap)
         nap = min(1.5 * nap, 0.05)  # to look costs time, too
     return value
+
+
+async def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
+    """`wait_for` in a task."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"did not happen within {seconds:g} s; last seen: {value!r}")
+        await asyncio.sleep(0.005)
 
 
 class Output:

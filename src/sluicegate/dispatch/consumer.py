@@ -39,6 +39,7 @@ _BLOCK = 2.0  # seconds for which a read waits in Redis
 _RETRY_AFTER = 0.1  # seconds, doubled by each failure in a row up to
 _LONGEST_RETRY = 2.0
 _MOST_CONTROL = 1000  # cancellations of one read, and read before the stream is trimmed
+_MOST_AWAITED = 4  # tasks of one priority in a blocking read, whose reply is bounded in bytes
 _MOST_REFILLS = 100  # fetches before a batch begins
 _LOG_EVERY = 1.0  # seconds between two warnings of one kind
 _LOG_OUTAGE_EVERY = 5.0
@@ -249,7 +250,7 @@ class Consumer:
             try:
                 tasks = await self._look(wanted)
                 if not tasks and not refills and not self.core.is_full:
-                    count = max(wanted[-1] // len(wanted), 1)
+                    count = min(max(wanted[-1] // len(wanted), 1), _MOST_AWAITED)
                     tasks = await self._wait_for_tasks(count)
                     is_cut = len(tasks) >= count
             except (SluicegateError, OSError):

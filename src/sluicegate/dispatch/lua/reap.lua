@@ -15,14 +15,22 @@ if not redis.call('SET', KEYS[streams + 1], worker, 'NX', 'PX', ARGV[6]) then
   return taken
 end
 
+-- A client refuses a reply that is too large: the rest is for the next turn.
+local MOST_BYTES = 4 * 1024 * 1024
+local bytes = 0
+
 local function take_idle(stream)
   local key = KEYS[stream]
   local idle = redis.call('XPENDING', key, group, 'IDLE', lease, '-', '+', room - #taken)
   for _, entry in ipairs(idle) do
+    if bytes >= MOST_BYTES then
+      return
+    end
     local id = entry[1]
     local claimed = redis.call('XCLAIM', key, group, worker, lease, id)[1]
     if claimed and claimed[2] then
       taken[#taken + 1] = {stream, id, entry[4] + 1, claimed[2][2]}
+      bytes = bytes + #claimed[2][2]
     else -- deleted by hand: nothing is left to run
       redis.call('XACK', key, group, id)
     end

@@ -35,6 +35,7 @@ __all__ = ["SimulatedWorker", "WorkerOptions"]
 
 _RETRY_AFTER = 0.1
 _LONGEST_RETRY = 2.0
+_MOST_AWAITED = 4
 _MOST_REFILLS = 100
 
 
@@ -206,7 +207,7 @@ class SimulatedWorker(Process):
         def looked(claimed: list[Claimed]) -> None:
             self._is_dry = False
             if not claimed and not self._refills and not self.core.is_full:
-                self._wait_for_tasks(max(wanted[-1] // len(wanted), 1))
+                self._wait_for_tasks(min(max(wanted[-1] // len(wanted), 1), _MOST_AWAITED))
             else:
                 self._fetched(claimed, len(claimed) >= max(wanted[-1], 1))
 

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -981,3 +981,30 @@ def test_a_sync_dispatcher_works_on_after_a_fork(
         assert client.call_many(range(10), timeout=PATIENCE) == [2 * n for n in range(10)]
         children.join()
         assert client.call(5, timeout=PATIENCE) == 10
+
+
+def test_every_call_of_a_thread_ends_when_another_closes_the_client(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        async with Worker(redis_server.url, QUEUE, double):
+            await asyncio.to_thread(call_and_close)
+
+    def call_and_close() -> None:
+        for _ in range(5):
+            client = SyncDispatcher(redis_server.url, QUEUE)
+            client.call(1, timeout=PATIENCE)
+            threads = [threading.Thread(target=call_until_closed, args=(client,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            client.close()
+            for thread in threads:
+                thread.join(PATIENCE)
+            assert not any(thread.is_alive() for thread in threads)
+
+    def call_until_closed(client: SyncDispatcher) -> None:
+        with suppress(RuntimeError, Unavailable):
+            while True:
+                client.call(1, timeout=10 * PATIENCE)
+
+    run(scenario())

@@ -7,13 +7,15 @@ They begin with the first call, and anew in a forked child. After `close` only `
 import asyncio
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sluicegate.dispatch.client import Dispatcher
 
 __all__ = ["SyncDispatcher"]
+
+_Result = TypeVar("_Result")
 
 _PATIENCE = 10.0  # seconds for the thread to end, beside one exchange with Redis
 
@@ -64,12 +66,10 @@ class SyncDispatcher:
     ) -> list[Any]:
         """As `Dispatcher.call_many`."""
         many = list(items)
-        loop = self._running_loop()
-        return asyncio.run_coroutine_threadsafe(
-            self._dispatcher.call_many(
+        return self._schedule(
+            lambda dispatcher: dispatcher.call_many(
                 many, timeout=timeout, priority=priority, return_errors=return_errors
-            ),
-            loop,
+            )
         ).result()
 
     def submit(
@@ -81,12 +81,10 @@ class SyncDispatcher:
         idempotency_key: str | None = None,
     ) -> "Future[Any]":
         """As `Dispatcher.submit`, with a `concurrent.futures.Future`."""
-        loop = self._running_loop()
-        return asyncio.run_coroutine_threadsafe(
-            self._dispatcher.call(
+        return self._schedule(
+            lambda dispatcher: dispatcher.call(
                 data, timeout=timeout, priority=priority, idempotency_key=idempotency_key
-            ),
-            loop,
+            )
         )
 
     def close(self) -> None:
@@ -108,7 +106,10 @@ class SyncDispatcher:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
+    def _schedule(
+        self, begin: Callable[[Dispatcher], Coroutine[Any, Any, _Result]]
+    ) -> "Future[_Result]":
+        """Run a call on the loop. It is there before `close` can be, which then ends it."""
         if self._pid != os.getpid():
             # The parent's thread is not here, and the lock may have been held by it.
             self._lock = threading.Lock()
@@ -116,9 +117,6 @@ class SyncDispatcher:
             self._orphans.append(self._dispatcher)  # not collected: its tasks would warn
             self._dispatcher = Dispatcher(*self._arguments, **self._options)
             self._pid = os.getpid()
-        loop = self._loop
-        if loop is not None:
-            return loop
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(
@@ -132,7 +130,7 @@ class SyncDispatcher:
                 self._thread.start()
                 # Before any call: the loop runs them in this order.
                 asyncio.run_coroutine_threadsafe(self._dispatcher.__aenter__(), self._loop)
-            return self._loop
+            return asyncio.run_coroutine_threadsafe(begin(self._dispatcher), self._loop)
 
     def __repr__(self) -> str:
         return f"Sync{self._dispatcher!r}"

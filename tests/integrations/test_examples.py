@@ -213,7 +213,7 @@ def test_fastapi_answers_from_batched_workers(redis_server: RedisServer) -> None
                 await admin.drain(PATIENCE)
                 answer = await post(http)
                 assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-                assert "is full" in answer.json()["error"]
+                assert "being drained" in answer.json()["error"]
                 await admin.resume()
             async with Worker(url, queue, hold):
                 answer = await post(http, timeout=0.05)

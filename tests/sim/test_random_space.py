@@ -30,7 +30,7 @@ BOUNDS: dict[str, tuple[float, float, float, float]] = {
     "long requests": (0.01, 0.05, 0.05, 0.5),
     "small bucket": (0.01, 0.10, 0.15, 1.0),
     "thin, no wait": (0.02, 0.15, 0.20, 2.0),
-    "thin, no wait, small burst": (0.02, 0.30, 0.40, 4.0),
+    "thin, no wait, small burst": (0.02, 0.30, 0.40, 5.0),
     "rare, no wait": (1.0, 1.0, 1.0, 2.0),
 }
 

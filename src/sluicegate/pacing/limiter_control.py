@@ -209,11 +209,12 @@ class LimiterControl:
 
     def _choose(self, limiter: ClusterLimiter, seen: Seen, release: Release) -> None:
         """Set the score above which requests pass, so that as many pass as planned."""
-        if seen.request_rate > 0.0:
+        foreseen = seen.request_rate * self._interval
+        if foreseen > 0.0:  # a rate that fades away may be too small for the product
             amount = self.steering.plan(seen)
             if not self._claim.is_single:
                 amount = release.rate * self._interval + limiter._credit_left
-            limiter._set_cut(amount / (seen.request_rate * self._interval))
+            limiter._set_cut(amount / foreseen)
 
     def _seen(self, limiter: ClusterLimiter, local: float, interval: float) -> Seen:
         count = limiter.requests.local_count

@@ -147,3 +147,29 @@ def test_an_answer_that_cannot_be_encoded_does_not_take_others_with_it(
                 assert "correlation_id" in dead.reason
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("timeout", None), ("timeout", -1), ("timeout", "soon"), ("data", None)]
+)
+def test_an_invalid_request_is_answered_if_its_sender_can_be_read(
+    redis_server: RedisServer, field: str, value: Any
+) -> None:
+    async def scenario() -> None:
+        fields = json.loads(request(REPLIES + "me", "7"))
+        del fields[field]
+        if value is not None:
+            fields[field] = value
+        async with Worker(redis_server.url, "translate", echo):
+            with redis_server.client as redis:
+                redis.xadd(TASKS, {"request": json.dumps(fields)})
+                found = await asyncio.to_thread(
+                    redis.xread, {REPLIES + "me": "0"}, block=int(PATIENCE * 1000)
+                )
+                assert redis.xlen("sluicegate:{translate}:dead") == 1
+        ((_, ((_, response),)),) = found
+        answer = json.loads(response["response"])
+        assert (answer["correlation_id"], answer["status"]) == ("7", 520)
+        assert field in answer["data"]["error"]
+
+    run(scenario())

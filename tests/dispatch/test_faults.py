@@ -19,7 +19,7 @@ import pytest
 from sluicegate import Dispatcher, HandlerFailed, NoWorkers, TimedOut, Unavailable, Worker
 from sluicegate.dispatch.client_core import ClientCore
 from sluicegate.dispatch.queue_admin import QueueAdmin
-from sluicegate.dispatch.wire import Response
+from sluicegate.dispatch.wire import Response, encode_request
 from tests.harness.servers import ROOT, RedisServer, default_signals, freeze, thaw
 from tests.harness.waits import PATIENCE, wait_for, wait_until
 
@@ -290,5 +290,37 @@ def test_what_a_worker_gives_back_is_taken_at_once_by_one_with_a_longer_lease(
             async with Worker(redis_server.url, QUEUE, echo, lease=10 * PATIENCE):
                 assert await leaving.stop(0.0) == 1
                 assert await call == "a"
+
+    run(scenario())
+
+
+def test_tasks_of_a_delivery_that_was_lost_do_not_wait_for_their_lease(
+    redis_server: RedisServer,
+) -> None:
+    replies = "sluicegate:{translate}:replies:me"
+    requests = [encode_request("json", replies, str(one), 600.0, one) for one in range(9)]
+
+    ran: list[Any] = []
+
+    async def note(items: list[Any]) -> list[Any]:
+        ran.extend(items)
+        return items
+
+    async def scenario() -> None:
+        worker = Worker(redis_server.url, QUEUE, note, max_batch=4, lease=10 * PATIENCE)
+        async with worker:
+            with redis_server.client as redis:
+                await wait_until(lambda: redis.info("clients")["blocked_clients"] == 2)
+                # In one transaction, so that the worker's own read does not see them: as if a read
+                # had delivered them and its reply were lost with the connection.
+                with redis.pipeline(transaction=True) as transaction:
+                    for one in requests:
+                        transaction.xadd(TASKS, {"request": one})
+                    transaction.xreadgroup("workers", worker.name, {TASKS: ">"})
+                    transaction.execute()
+                redis.client_kill_filter(_type="normal")
+                await wait_until(lambda: redis.xlen(TASKS) == 0)
+                assert sorted(ran) == list(range(9))
+                assert redis.exists(replies)
 
     run(scenario())

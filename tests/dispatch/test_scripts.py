@@ -198,12 +198,12 @@ class QueueMachine(RuleBasedStateMachine):
         claimed = self.runner.run(self.scripts.reap(worker, LEASE, room, 3600.0))
         lapsed = {id for id, task in self.model.tasks.items() if task.is_lapsed}
         assert len(claimed) == min(room, len(lapsed))
-        for id, deliveries, payload in claimed:
+        for id, deliveries, fields in claimed:
             assert id in lapsed
             task = self.model.tasks[id]
             task.owner, task.is_lapsed = worker, False
             task.deliveries += 1
-            assert (deliveries, payload) == (task.deliveries, task.payload)
+            assert (deliveries, fields) == (task.deliveries, [b"request", task.payload])
         # It was somebody's turn: the next one has to wait.
         assert self.runner.run(self.scripts.reap(worker, LEASE, room, 3600.0)) == []
 
@@ -211,7 +211,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), data=st.data())
     def renew(self, worker: bytes, data: st.DataObject) -> None:
         ids = data.draw(st.lists(st.sampled_from(self.ids()), min_size=1, max_size=4))
-        kept = self.runner.run(self.scripts.renew(worker, ids))
+        kept = self.runner.run(self.scripts.renew(worker, LEASE, ids))
         for id, is_kept in zip(ids, kept, strict=True):
             task = self.model.tasks.get(id)
             assert is_kept == (task is not None and task.owner == worker)
@@ -370,7 +370,7 @@ def test_without_memory_workers_stay_alive_and_requests_can_be_cancelled(
             with pytest.raises(ErrorReply, match="OOM"):
                 await pool.call("SET", "more", "memory")
             assert (await scripts.heartbeat(b"w", 60.0, 2.0)).workers == 1
-            assert await scripts.renew(b"w", [first, second]) == [1, 1]
+            assert await scripts.renew(b"w", 60.0, [first, second]) == [1, 1]
             ((where, _),) = await scripts.cancel([first])
             assert where == 2
             assert await scripts.finish([Finishing(second, KEYS.replies(b"c"), b"yes", "")]) == [1]
@@ -379,6 +379,101 @@ def test_without_memory_workers_stay_alive_and_requests_can_be_cancelled(
         assert await pool.call("XLEN", KEYS.tasks[1]) == 0
         assert await pool.call("XLEN", KEYS.control(b"w")) == 1
         assert await pool.call("XLEN", KEYS.replies(b"c")) == 1
+        await pool.close()
+
+    asyncio.run(scenario())
+
+
+async def deliver(pool: AsyncRedisPool, worker: bytes, count: int) -> list[TaskId]:
+    """Add requests and deliver them to a worker; their ids."""
+    ids = [await pool.call("XADD", KEYS.tasks[1], "*", "request", "x") for _ in range(count)]
+    await pool.call("XREADGROUP", "GROUP", "workers", worker, "STREAMS", KEYS.tasks[1], ">")
+    return [(1, id) for id in ids]
+
+
+def test_a_task_is_taken_over_when_the_lease_of_its_own_worker_has_run_out(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        pool = AsyncRedisPool(redis_server.url, PATIENCE)
+        scripts = QueueScripts(pool, KEYS, PATIENCE)
+        await scripts.create_groups()
+        leases = {b"patient": 3600.0, b"hasty": 0.001}
+        tasks = {}
+        for worker, lease in leases.items():
+            await scripts.heartbeat(worker, lease, None)
+            (tasks[worker],) = await deliver(pool, worker, 1)
+        await asyncio.sleep(0.01)  # in Redis's time: until the short lease has run out
+
+        async def reap(worker: bytes) -> list[TaskId]:
+            await pool.call("DEL", KEYS.reaper)
+            return [one.task for one in await scripts.reap(worker, leases[worker], 10, 1.0)]
+
+        assert await reap(b"patient") == [tasks[b"hasty"]]
+        assert await reap(b"hasty") == []
+        await pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_lapsed_tasks_are_found_behind_many_of_longer_leases(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        pool = AsyncRedisPool(redis_server.url, PATIENCE)
+        scripts = QueueScripts(pool, KEYS, PATIENCE)
+        await scripts.create_groups()
+        for _ in range(4):
+            await scripts.heartbeat(b"patient", 3600.0, None)
+            await scripts.heartbeat(b"hasty", 0.001, None)
+            await deliver(pool, b"patient", 90)
+        (task,) = await deliver(pool, b"hasty", 1)
+        await asyncio.sleep(0.01)  # in Redis's time: until the short lease has run out
+        (claimed,) = await scripts.reap(b"other", 0.001, 5, 1.0)
+        assert claimed.task == task
+        await pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_learns_how_long_a_worker_had_its_request_though_the_lease_was_renewed(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        pool = AsyncRedisPool(redis_server.url, PATIENCE)
+        scripts = QueueScripts(pool, KEYS, PATIENCE)
+        await scripts.create_groups()
+        await scripts.heartbeat(b"w", 60.0, None)
+        long, short = await deliver(pool, b"w", 2)
+        await pool.call(
+            *("XCLAIM", KEYS.tasks[1], "workers", "w", 0, long[1], "IDLE", 30_000, "JUSTID")
+        )
+        for _ in range(2):
+            assert await scripts.renew(b"w", 60.0, [long, short]) == [1, 1]
+        first, second = await scripts.cancel([long, short])
+        assert (first.where, second.where) == (2, 2)
+        assert 30.0 <= first.had < 30.0 + PATIENCE
+        assert second.had < PATIENCE / 2
+        await pool.close()
+
+    asyncio.run(scenario())
+
+
+def test_how_long_the_last_worker_had_a_request_does_not_count_for_the_next(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        pool = AsyncRedisPool(redis_server.url, PATIENCE)
+        scripts = QueueScripts(pool, KEYS, PATIENCE)
+        await scripts.create_groups()
+        await scripts.heartbeat(b"dead", 0.001, None)
+        (task,) = await deliver(pool, b"dead", 1)
+        await pool.call(
+            *("XCLAIM", KEYS.tasks[1], "workers", "dead", 0, task[1], "IDLE", 900_000, "JUSTID")
+        )
+        await scripts.renew(b"dead", 60.0, [task])
+        await asyncio.sleep(0.01)  # in Redis's time: until the lease has run out
+        assert [one.task for one in await scripts.reap(b"next", 0.001, 5, 1.0)] == [task]
+        (cancelled,) = await scripts.cancel([task])
+        assert cancelled.had < 900.0 - PATIENCE
         await pool.close()
 
     asyncio.run(scenario())

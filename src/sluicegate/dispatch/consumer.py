@@ -12,25 +12,26 @@ are dry: while it waits in Redis for their tasks, or cannot reach them.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
 from sluicegate.dispatch.keys import GROUP, QueueKeys, TaskId
-from sluicegate.dispatch.messages import Finishing
+from sluicegate.dispatch.messages import Claimed, Finishing
 from sluicegate.dispatch.scripts import RETURNED_IDLE, Begun, QueueScripts
 from sluicegate.dispatch.server_clock import ServerClock
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import (
     FAILED,
     OK,
+    InvalidRequest,
     Request,
     Response,
     decode_request,
     encode_response,
 )
 from sluicegate.dispatch.worker_core import FETCH_AHEAD, WorkerCore
-from sluicegate.errors import ProtocolError, SluicegateError, describe, reason_of
+from sluicegate.errors import SluicegateError, describe, reason_of
 from sluicegate.redis_client import AsyncRedisPool, BlockingReader, ErrorReply, pack
 
 __all__ = ["Consumer"]
@@ -100,6 +101,7 @@ class Consumer:
         self._unconfirmed: set[asyncio.Future[Any]] = set()
         self._sending: set[asyncio.Task[None]] = set()  # of what failed at first
         self._control_seen = b"0-0"
+        self._may_have_lost = False  # the reply to a fetch, and the tasks in it
         self._failures = 0  # of the handler, not logged yet
         self._log_failures_at = 0.0
         self._dead = 0  # requests for the dead list, not logged yet
@@ -232,6 +234,8 @@ class Consumer:
             log.warning("queue %s: %s, trying again", self.keys.queue, reason_of(error))
 
     async def _fetch(self) -> None:
+        while self._may_have_lost:
+            self._may_have_lost = await self._recover()
         refills = 0  # fetches in a row after which more may be there for the same batch
         while True:
             now = self.now()
@@ -254,6 +258,7 @@ class Consumer:
                     tasks = await self._wait_for_tasks(count)
                     is_cut = len(tasks) >= count
             except (SluicegateError, OSError):
+                self._may_have_lost = True
                 self._on_tasks()  # what was fetched before does not wait for the next fetch
                 raise
             has_dropped = self._add(tasks)
@@ -268,10 +273,23 @@ class Consumer:
             if self.core.is_full:
                 await self._wait(self.now())  # look again for more urgent ones when one has begun
 
+    async def _recover(self) -> bool:
+        """Take what a fetch delivered whose reply was lost; whether there may be more.
+
+        Without this the tasks would wait until their lease runs out.
+        """
+        held = self.core.held_ids()
+        claimed = await self._scripts.recover(self._worker, held)
+        if not claimed:
+            return False
+        self._add(_read_tasks(claimed))
+        self._on_tasks()
+        return True
+
     async def _look(self, wanted: Sequence[int]) -> list[Task]:
         fetched = await self._scripts.fetch(self._worker, wanted)
         self._is_dry = False
-        return [Task(task, 1, _decode(fields)) for task, fields in fetched]
+        return _read_tasks(fetched)
 
     async def _wait_for_tasks(self, count: int) -> list[Task]:
         """Up to `count` tasks of each priority, as soon as there is one.
@@ -285,11 +303,11 @@ class Consumer:
         self._run_dry()
         reply = await self._fetcher.read(pack(*words), _BLOCK)
         self._is_dry = False
-        return [
-            Task((self._places[key], id), 1, _decode(fields))
+        return _read_tasks(
+            Claimed((self._places[key], id), 1, fields)
             for key, entries in reply or ()
             for id, fields in entries
-        ]
+        )
 
     async def _wait(self, now: float) -> None:
         """Until tasks may be wanted again."""
@@ -344,16 +362,16 @@ class Consumer:
 
     async def _beat(self) -> None:
         sent = monotonic()
-        alive_for = max(3 * self._beat_every, self.core.lease)
         rate = self.core.rate(self._slots.count)
-        beat = await self._scripts.heartbeat(self._worker, alive_for, rate)
+        beat = await self._scripts.heartbeat(self._worker, self.core.lease, rate)
         self.clock.observe(sent, beat.time, monotonic())
 
     async def _renew(self) -> None:
         due = self.core.due_renewals(self.now())
         for first in range(0, len(due), _MOST_ENDINGS):
             part = due[first : first + _MOST_ENDINGS]
-            kept = await self._scripts.renew(self._worker, [task.id for task in part])
+            ids = [task.id for task in part]
+            kept = await self._scripts.renew(self._worker, self.core.lease, ids)
             lost = [task.id for task, is_ours in zip(part, kept, strict=True) if not is_ours]
             self.core.disown(lost)
 
@@ -364,12 +382,7 @@ class Consumer:
             return
         claimed = await self._scripts.reap(self._worker, self.core.lease, room, self._beat_every)
         if claimed:
-            self._add(
-                [
-                    Task(one.task, one.deliveries, _decode([b"request", one.payload]))
-                    for one in claimed
-                ]
-            )
+            self._add(_read_tasks(claimed))
             self._on_tasks()
 
     def _add(self, tasks: list[Task]) -> bool:
@@ -445,8 +458,8 @@ class Consumer:
 
     def _encode(self, ending: Ending) -> Finishing:
         task, status, data, reason, _ = ending
-        request = task.request
-        if not isinstance(request, Request):
+        request = task.request if isinstance(task.request, Request) else task.request.sender
+        if request is None:
             return Finishing(task.id, b"", b"", reason)
         reply_to = request.reply_to.encode(errors="replace")
         if not reply_to.startswith(self.keys.replies_start):
@@ -476,12 +489,16 @@ class Consumer:
             return Finishing(task.id, b"", b"", reason)
 
 
-def _decode(fields: Sequence[bytes]) -> Request | ProtocolError:
+def _read_tasks(claimed: Iterable[Claimed]) -> list[Task]:
+    return [Task(one.task, one.deliveries, _decode(one.fields)) for one in claimed]
+
+
+def _decode(fields: Sequence[bytes]) -> Request | InvalidRequest:
     try:
         if len(fields) != 2 or fields[0] != b"request":
-            raise ProtocolError("invalid request: expected one field, request")
+            raise InvalidRequest("expected one field, request")
         return decode_request(fields[1])
-    except ProtocolError as error:
+    except InvalidRequest as error:
         return error
 
 

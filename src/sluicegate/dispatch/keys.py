@@ -10,10 +10,12 @@ script can use them together:
     sluicegate:{translate}:replies:ID      responses to one client: a stream
     sluicegate:{translate}:control:ID      what one worker is told: a stream
     sluicegate:{translate}:workers         until when each worker is alive: a sorted set
+    sluicegate:{translate}:leases          the lease of each worker in ms: a hash
     sluicegate:{translate}:rates           requests per second by worker: a hash
     sluicegate:{translate}:rate            their sum: a string
     sluicegate:{translate}:reaper          whose turn it is to look for lost requests: a string
     sluicegate:{translate}:draining        present while new requests are refused: a string
+    sluicegate:{translate}:taken:N:ID      since when a worker has a renewed task: a string
     sluicegate:{translate}:once:KEY        an idempotency key that was used: a string
 
 In a queue's name `{`, `}` and `%` are written `%7B`, `%7D` and `%25`.
@@ -46,12 +48,14 @@ class QueueKeys:
         self.tasks = tuple(b"%btasks:%d" % (start, priority) for priority in PRIORITIES)
         self.dead = start + b"dead"
         self.workers = start + b"workers"
+        self.leases = start + b"leases"
         self.rates = start + b"rates"
         self.rate = start + b"rate"
         self.reaper = start + b"reaper"
         self.draining = start + b"draining"
         self.control_start = start + b"control:"
         self.replies_start = start + b"replies:"
+        self.taken_start = start + b"taken:"
         self._once_start = start + b"once:"
 
     def control(self, worker: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """What clients and workers ask of a queue, and what it answers: the messages of the scripts."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sluicegate.dispatch.keys import TaskId
@@ -52,9 +53,11 @@ class Cancelled(NamedTuple):
 
 
 class Claimed(NamedTuple):
+    """A task that was given to a worker, and the fields of its entry."""
+
     task: TaskId
     deliveries: int
-    payload: bytes
+    fields: Sequence[bytes]
 
 
 class Heartbeat(NamedTuple):

@@ -2,8 +2,8 @@
 
 A script is called by its hash, and sent whole when Redis does not know it (any more). All keys of a
 call have the queue's hash tag. A call that was carried out and whose reply was lost may be repeated
-for every script but `enqueue`, which would add its requests twice, and `fetch`: of the tasks of its
-first call nobody would know.
+for every script but `enqueue`, which would add its requests twice, and `fetch`, of whose first
+tasks nobody would know until `recover` finds them.
 """
 
 import asyncio
@@ -50,7 +50,8 @@ class _Script:
 _SCRIPTS = {
     name: _Script(name)
     for name in (
-        *("enqueue", "fetch", "finish", "cancel", "heartbeat", "reap", "renew", "leave", "retry"),
+        *("enqueue", "fetch", "recover", "finish", "cancel"),
+        *("heartbeat", "reap", "renew", "leave", "retry"),
     )
 }
 
@@ -108,16 +109,19 @@ class QueueScripts:
         count = len(requests)
         return self._begin("enqueue", keys, words, lambda reply: _read_enqueued(reply, count))
 
-    async def fetch(
-        self, worker: bytes, wanted: Sequence[int]
-    ) -> list[tuple[TaskId, Sequence[bytes]]]:
-        """Tasks that wait, the most urgent first, and the fields of their entries.
+    async def fetch(self, worker: bytes, wanted: Sequence[int]) -> list[Claimed]:
+        """Tasks that wait, the most urgent first.
 
         `wanted` has for each stream how many to take of it and the more urgent ones.
         """
         words: list[_Word] = [GROUP, worker, *wanted]
         reply = await self._call("fetch", self._keys.tasks, words, may_repeat=False)
-        return [((stream - 1, id), fields) for stream, id, fields in reply]
+        return [Claimed((stream - 1, id), 1, fields) for stream, id, fields in reply]
+
+    async def recover(self, worker: bytes, held: Iterable[TaskId]) -> list[Claimed]:
+        """Tasks that were delivered to a worker and are not among those that it holds."""
+        words: list[_Word] = [self._streams, GROUP, worker, *_task_words(held)]
+        return _read_claimed(await self._call("recover", self._keys.tasks, words))
 
     async def finish(self, tasks: Sequence[Finishing]) -> list[int]:
         """For each task whether this call has ended it."""
@@ -132,41 +136,40 @@ class QueueScripts:
 
     async def cancel(self, tasks: Sequence[TaskId]) -> list[Cancelled]:
         words: list[_Word] = [self._streams, GROUP, self._keys.control_start]
-        words += [_ms(CONTROL_SECONDS), MAX_CONTROL, RETURNED]
+        words += [_ms(CONTROL_SECONDS), MAX_CONTROL, RETURNED, self._keys.taken_start]
         words += _task_words(tasks)
         reply = await self._call("cancel", self._keys.tasks, words)
         numbers = _read_flags("cancel", reply, 2 * len(tasks))
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         return [Cancelled(where, had / 1000.0) for where, had in pairs]
 
-    async def heartbeat(self, worker: bytes, alive_for: float, rate: float | None) -> Heartbeat:
-        keys = [self._keys.workers, self._keys.rates, self._keys.rate]
-        words: list[_Word] = [worker, _ms(alive_for), "" if rate is None else f"{rate:.6g}"]
-        words.append(_ms(max(QUEUE_SECONDS, alive_for)))
+    async def heartbeat(self, worker: bytes, lease: float, rate: float | None) -> Heartbeat:
+        """The worker counts as alive for its lease."""
+        keys = [self._keys.workers, self._keys.rates, self._keys.rate, self._keys.leases]
+        words: list[_Word] = [worker, _ms(lease), "" if rate is None else f"{rate:.6g}"]
+        words.append(_ms(max(QUEUE_SECONDS, lease)))
         seconds, micros, workers = _read_flags(
             "heartbeat", await self._call("heartbeat", keys, words), 3
         )
         return Heartbeat(seconds + micros / 1e6, workers)
 
     async def reap(self, worker: bytes, lease: float, room: int, turn: float) -> list[Claimed]:
-        keys = [*self._keys.tasks, self._keys.reaper, self._keys.workers]
+        """Tasks of others whose leases have run out; none while it is another worker's turn."""
+        keys = [*self._keys.tasks, self._keys.reaper, self._keys.workers, self._keys.leases]
         words: list[_Word] = [self._streams, GROUP, worker, _ms(lease), room, _ms(turn)]
-        words += [self._keys.control_start, RETURNED]
-        reply = await self._call("reap", keys, words)
-        return [
-            Claimed((stream - 1, id), deliveries, payload)
-            for stream, id, deliveries, payload in reply
-        ]
+        words += [self._keys.control_start, RETURNED, self._keys.taken_start]
+        return _read_claimed(await self._call("reap", keys, words))
 
-    async def renew(self, worker: bytes, tasks: Sequence[TaskId]) -> list[int]:
+    async def renew(self, worker: bytes, lease: float, tasks: Sequence[TaskId]) -> list[int]:
         """For each task whether it still is the worker's."""
-        words: list[_Word] = [self._streams, GROUP, worker, *_task_words(tasks)]
+        words: list[_Word] = [self._streams, GROUP, worker]
+        words += [self._keys.taken_start, _ms(2 * lease), *_task_words(tasks)]
         reply = await self._call("renew", self._keys.tasks, words)
         return _read_flags("renew", reply, len(tasks))
 
     async def leave(self, worker: bytes, idle: float) -> int:
         """How many tasks were given back."""
-        keys = [*self._keys.tasks, self._keys.workers, self._keys.rates]
+        keys = [*self._keys.tasks, self._keys.workers, self._keys.rates, self._keys.leases]
         words: list[_Word] = [self._streams, GROUP, worker, RETURNED, _ms(idle)]
         words.append(self._keys.control(worker))
         return int(await self._call("leave", keys, words))
@@ -262,6 +265,12 @@ def _read_flags(name: str, reply: object, count: int) -> list[int]:
     ):
         return reply
     raise _invalid(name, reply)
+
+
+def _read_claimed(reply: Any) -> list[Claimed]:
+    return [
+        Claimed((stream - 1, id), deliveries, fields) for stream, id, deliveries, fields in reply
+    ]
 
 
 def _task_words(tasks: Iterable[TaskId]) -> list[_Word]:

@@ -3,8 +3,7 @@
 from typing import Any, NamedTuple
 
 from sluicegate.dispatch.keys import TaskId
-from sluicegate.dispatch.wire import Request
-from sluicegate.errors import ProtocolError
+from sluicegate.dispatch.wire import InvalidRequest, Request
 
 __all__ = ["Ending", "Task"]
 
@@ -12,8 +11,8 @@ __all__ = ["Ending", "Task"]
 class Task:
     """One request as it was delivered to this worker.
 
-    Times are those of Redis. `request` is an error where the payload is none; `data` is decoded
-    when it is first needed.
+    Times are those of Redis. `request` is an error if it cannot be read; `data` is decoded when it
+    is first needed.
     """
 
     __slots__ = (
@@ -30,7 +29,7 @@ class Task:
         "size",
     )
 
-    def __init__(self, id: TaskId, deliveries: int, request: Request | ProtocolError) -> None:
+    def __init__(self, id: TaskId, deliveries: int, request: Request | InvalidRequest) -> None:
         self.id = id
         self.deliveries = deliveries
         self.request = request

@@ -9,7 +9,7 @@ Data is what JSON can say, and in msgpack bytes and times with a time zone besid
 turns into these arrives as such: a dataclass as a dict, a tuple as a list, a date as text.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -24,8 +24,10 @@ __all__ = [
     "MSGPACK",
     "OK",
     "TIMED_OUT",
+    "InvalidRequest",
     "Request",
     "Response",
+    "Sender",
     "check_content_type",
     "decode_data",
     "decode_request",
@@ -65,10 +67,30 @@ class Response:
     __msgspec_cache__: ClassVar[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Whom to answer: as much of a request as that needs."""
+
+    reply_to: str
+    correlation_id: str | int
+    content_type: str = MSGPACK
+    __msgspec_cache__: ClassVar[Any]
+
+
+class InvalidRequest(ProtocolError):
+    """A request that cannot be read; `sender` is known if that much of it can be."""
+
+    def __init__(self, reason: str, sender: Sender | None = None) -> None:
+        super().__init__(f"invalid request: {reason}")
+        self.sender = sender
+
+
 _msgpack_encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
 _msgpack_request = msgspec.msgpack.Decoder(Request)
 _json_request = msgspec.json.Decoder(Request)
+_msgpack_sender = msgspec.msgpack.Decoder(Sender)
+_json_sender = msgspec.json.Decoder(Sender)
 _msgpack_response = msgspec.msgpack.Decoder(Response)
 _json_response = msgspec.json.Decoder(Response)
 _msgpack_data = msgspec.msgpack.Decoder()
@@ -102,10 +124,20 @@ def decode_request(payload: bytes) -> Request:
     try:
         request = decoder.decode(payload)
     except Exception as error:  # noqa: BLE001  see `_reason`
-        raise ProtocolError(f"invalid request: {_reason(error)}") from None
+        raise InvalidRequest(_reason(error), _decode_sender(payload)) from None
     if not 0.0 <= request.timeout <= 1e9:
-        raise ProtocolError(f"invalid request: timeout must be seconds, got {request.timeout!r}")
+        reason = f"timeout must be seconds, got {request.timeout!r}"
+        raise InvalidRequest(reason, _decode_sender(payload))
     return request
+
+
+def _decode_sender(payload: bytes) -> Sender | None:
+    is_json = payload[:1] == b"{"
+    try:
+        sender = (_json_sender if is_json else _msgpack_sender).decode(payload)
+    except Exception:  # noqa: BLE001  see `_reason`
+        return None
+    return replace(sender, content_type=JSON) if is_json else sender
 
 
 def decode_data(request: Request) -> Any:
@@ -113,7 +145,7 @@ def decode_data(request: Request) -> Any:
     try:
         return decoder.decode(request.data)
     except Exception as error:  # noqa: BLE001  see `_reason`
-        raise ProtocolError(f"invalid request: data: {_reason(error)}") from None
+        raise InvalidRequest(f"data: {_reason(error)}") from None
 
 
 def encode_response(content_type: str, response: Response) -> bytes:

@@ -87,6 +87,10 @@ class WorkerCore:
         """Tasks that were fetched and whose end is not confirmed."""
         return len(self._held)
 
+    def held_ids(self) -> list[TaskId]:
+        """The ids of the tasks that are held."""
+        return list(self._held)
+
     @property
     def is_full(self) -> bool:
         """Whether the pool has room for more urgent tasks alone."""

@@ -34,6 +34,10 @@ WORKERS = st.sampled_from([b"a", b"b", b"c"])
 SHORT, LONG = 0.001, 3600.0
 
 
+def with_tuples(claimed: Sequence[Claimed]) -> list[Claimed]:
+    return [one._replace(fields=tuple(one.fields)) for one in claimed]
+
+
 class BothQueues(RuleBasedStateMachine):
     server: RedisServer
 
@@ -70,9 +74,9 @@ class BothQueues(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, stays=st.booleans(), rate=st.none() | st.floats(0.1, 50.0))
     def beat(self, worker: bytes, stays: bool, rate: float | None) -> None:
-        now, alive_for = self.tick(), LONG if stays else SHORT
-        beat = self.runner.run(self.scripts.heartbeat(worker, alive_for, rate))
-        assert beat.workers == self.model.heartbeat(now, worker, alive_for, rate).workers
+        now, lease = self.tick(), LONG if stays else SHORT
+        beat = self.runner.run(self.scripts.heartbeat(worker, lease, rate))
+        assert beat.workers == self.model.heartbeat(now, worker, lease, rate).workers
 
     @rule(
         requests=st.lists(
@@ -102,8 +106,7 @@ class BothQueues(RuleBasedStateMachine):
     @rule(worker=WORKERS, room=st.lists(st.integers(0, 4), min_size=3, max_size=3))
     def fetch(self, worker: bytes, room: list[int]) -> None:
         now, wanted = self.tick(), sorted(room, reverse=True)
-        fetched = self.runner.run(self.scripts.fetch(worker, wanted))
-        real = [Claimed(task, 1, fields[1]) for task, fields in fetched]
+        real = with_tuples(self.runner.run(self.scripts.fetch(worker, wanted)))
         assert real == self.with_real_ids(self.model.fetch(now, worker, wanted))
 
     @rule(worker=WORKERS, count=st.integers(1, 4))
@@ -114,7 +117,7 @@ class BothQueues(RuleBasedStateMachine):
             *("STREAMS", *KEYS.tasks, *[">"] * len(KEYS.tasks)),
         )
         real = [
-            Claimed((KEYS.tasks.index(key), id), 1, fields[1])
+            Claimed((KEYS.tasks.index(key), id), 1, tuple(fields))
             for key, entries in reply or ()
             for id, fields in entries
         ]
@@ -151,8 +154,17 @@ class BothQueues(RuleBasedStateMachine):
     @rule(data=st.data(), worker=WORKERS)
     def renew(self, data: st.DataObject, worker: bytes) -> None:
         now, tasks = self.tick(), self.some(data)
-        real = self.runner.run(self.scripts.renew(worker, [self.real_ids[task] for task in tasks]))
-        assert real == self.model.renew(now, worker, tasks)
+        ids = [self.real_ids[task] for task in tasks]
+        real = self.runner.run(self.scripts.renew(worker, LONG, ids))
+        assert real == self.model.renew(now, worker, LONG, tasks)
+
+    @rule(data=st.data(), worker=WORKERS)
+    def recover(self, data: st.DataObject, worker: bytes) -> None:
+        now = self.tick()
+        held = self.some(data) if self.real_ids else []
+        ids = [self.real_ids[task] for task in held]
+        real = with_tuples(self.runner.run(self.scripts.recover(worker, ids)))
+        assert real == self.with_real_ids(self.model.recover(now, worker, held))
 
     @rule(
         worker=WORKERS,
@@ -162,7 +174,7 @@ class BothQueues(RuleBasedStateMachine):
     )
     def reap(self, worker: bytes, lease: float, room: int, turn: float) -> None:
         now = self.tick()
-        real = self.runner.run(self.scripts.reap(worker, lease, room, turn))
+        real = with_tuples(self.runner.run(self.scripts.reap(worker, lease, room, turn)))
         assert real == self.with_real_ids(self.model.reap(now, worker, lease, room, turn))
 
     @rule()
@@ -190,7 +202,7 @@ class BothQueues(RuleBasedStateMachine):
         reads += [("XRANGE", KEYS.replies(client), "-", "+") for client in (b"one", b"two")]
         reads += [("XRANGE", KEYS.control(worker), "-", "+") for worker in (b"a", b"b", b"c")]
         reads += [("XRANGE", KEYS.dead, "-", "+"), ("ZRANGE", KEYS.workers, 0, -1)]
-        reads.append(("GET", KEYS.rate))
+        reads += [("GET", KEYS.rate), ("HKEYS", KEYS.leases)]
         payload = b"".join(pack(*words) for words in reads)
         deadline = time.monotonic() + PATIENCE
         replies = iter(self.runner.run(self.pool.exchange(b"", payload, len(reads), deadline)))
@@ -219,6 +231,7 @@ class BothQueues(RuleBasedStateMachine):
         assert set(next(replies)) == set(model.workers)
         rate = next(replies)
         assert (rate and float(rate)) == model.rate
+        assert set(next(replies)) == set(model.leases)
 
 
 def test_the_model_and_the_scripts_agree(redis_server: RedisServer) -> None:

@@ -10,7 +10,7 @@ from sluicegate.dispatch.messages import Claimed, Enqueued, Finishing
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.worker_core import WorkerCore
 from sluicegate.sim.dispatch import run
-from sluicegate.sim.dispatch.queue_model import QueueModel
+from sluicegate.sim.dispatch.queue_model import Pending, QueueModel
 from sluicegate.sim.dispatch.random_runs import EVENTS, replay_command, run_many, table
 
 # Whole swarms in virtual time, which take three times as long when they are traced.
@@ -61,6 +61,12 @@ def fetch_as_many_of_each_priority(
     return self.read(now, worker, wanted[-1])
 
 
+def lapse_by_the_lease_of_the_reaper(
+    self: QueueModel, now: float, pending: Pending, lease: float
+) -> bool:
+    return now * 1000.0 - pending.renewed_at >= lease * 1000.0
+
+
 _finish, _enqueue, _refuse = QueueModel.finish, QueueModel.enqueue, WorkerCore._refuse
 
 MUTANTS = {
@@ -74,6 +80,10 @@ MUTANTS = {
     ),
     "the reaper ignores the lease": (
         (QueueModel, "is_lapsed", lambda *_: True),
+        "had begun at",
+    ),
+    "the reaper applies its own lease to the tasks of others": (
+        (QueueModel, "is_lapsed", lapse_by_the_lease_of_the_reaper),
         "had begun at",
     ),
     "only what is late already is dropped": (

@@ -2,7 +2,8 @@
 --
 -- KEYS: the streams of tasks.
 -- ARGV: number of streams; group; the start of the names of control streams; their lifetime in ms;
---   most entries of one; the consumer of returned tasks; then for each request: stream, id.
+--   most entries of one; the consumer of returned tasks; the start of the names of `taken` keys;
+--   then for each request: stream, id.
 -- Returns for each request two numbers: where it was (0 ended before, 1 waiting, 2 with a worker),
 -- and for how many ms the worker has had it. The worker is told, so that it does not begin it.
 --
@@ -11,8 +12,10 @@
 -- A worker that could not be told learns it when it next renews its leases.
 local group, control, lifetime, returned = ARGV[2], ARGV[3], ARGV[4], ARGV[6]
 local results = {}
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-for place = 7, #ARGV, 2 do
+for place = 8, #ARGV, 2 do
   local stream, id = KEYS[tonumber(ARGV[place])], ARGV[place + 1]
   local pending = redis.pcall('XPENDING', stream, group, id, id, 1)
   local entry = not pending.err and pending[1]
@@ -22,7 +25,8 @@ for place = 7, #ARGV, 2 do
     redis.call('XDEL', stream, id)
     where = 1
     if entry[2] ~= returned then
-      where, had = 2, entry[3]
+      local since = redis.call('GET', ARGV[7] .. ARGV[place] .. ':' .. id)
+      where, had = 2, since and now - tonumber(since) or entry[3]
       local key = control .. entry[2]
       redis.pcall('XADD', key, 'MAXLEN', '~', ARGV[5], '*', 'cancel', ARGV[place] .. ' ' .. id)
       redis.pcall('PEXPIRE', key, lifetime)

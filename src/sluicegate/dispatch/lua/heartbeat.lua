@@ -1,19 +1,21 @@
 -- Says that a worker is alive, and how quick it is.
 --
--- KEYS: `workers`, `rates`, `rate`.
--- ARGV: worker; for how many ms it counts as alive; its rate in requests per second (empty: not
+-- KEYS: `workers`, `rates`, `rate`, `leases`.
+-- ARGV: worker; its lease in ms, for which it counts as alive; its rate in requests per second (empty: not
 --   known); the lifetime of the keys in ms, for a queue that is not used any more.
 -- Returns the time of Redis in seconds and microseconds, and the number of live workers.
-local workers, rates, rate = KEYS[1], KEYS[2], KEYS[3]
-local worker, lifetime = ARGV[1], ARGV[4]
+local workers, rates, rate, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local worker, lease, lifetime = ARGV[1], ARGV[2], ARGV[4]
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- First, for it needs no memory: when memory is short Redis refuses only the first write of a script,
 -- and a worker that cannot say that it lives would lose its callers.
 redis.call('PEXPIRE', rates, lifetime)
-redis.call('ZADD', workers, string.format('%.0f', now + tonumber(ARGV[2])), worker)
+redis.call('ZADD', workers, string.format('%.0f', now + tonumber(lease)), worker)
 redis.call('PEXPIRE', workers, lifetime)
+redis.call('HSET', leases, worker, lease) -- kept until the last of its tasks was taken: see reap.lua
+redis.call('PEXPIRE', leases, lifetime)
 if ARGV[3] ~= '' then
   redis.call('HSET', rates, worker, ARGV[3])
   redis.call('PEXPIRE', rates, lifetime)

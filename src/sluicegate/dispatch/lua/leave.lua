@@ -1,6 +1,6 @@
 -- Gives back all tasks of a worker that stops, and forgets the worker.
 --
--- KEYS: the streams of tasks, `workers`, `rates`.
+-- KEYS: the streams of tasks, `workers`, `rates`, `leases`.
 -- ARGV: number of streams; group; worker; the consumer of returned tasks; the idle time in ms that
 --   they are given, which is beyond any lease, so that the next reaper takes them; the worker's
 --   control stream.
@@ -23,5 +23,6 @@ for stream = 1, streams do
 end
 redis.call('ZREM', KEYS[streams + 1], worker)
 redis.call('HDEL', KEYS[streams + 2], worker)
+redis.call('HDEL', KEYS[streams + 3], worker)
 redis.call('DEL', ARGV[6])
 return count

@@ -239,7 +239,7 @@ class Audit:
         for stream in model.streams:
             for name in stream.consumers.keys() - alive - {RETURNED}:
                 self._violate(f"the consumer of dead worker {name.decode()} is left")
-        for name in (model.control.keys() | model.workers.keys()) - alive:
+        for name in (model.control.keys() | model.workers.keys() | model.leases.keys()) - alive:
             self._violate(f"dead worker {name.decode()} is remembered")
         for worker in workers:
             if not worker.is_dead and worker.core.held:

@@ -8,7 +8,7 @@ exist from the beginning.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -25,16 +25,17 @@ from sluicegate.dispatch.messages import (
     Outgoing,
 )
 
-__all__ = ["QueueModel"]
+__all__ = ["Pending", "QueueModel"]
 
 
 @dataclass(slots=True)
 class Pending:
-    """An entry that was delivered: to whom, when (ms), how often."""
+    """An entry that was delivered: to whom, how often, when, and when last renewed (ms)."""
 
     consumer: bytes
     delivered_at: int
     deliveries: int
+    renewed_at: int
 
 
 @dataclass(slots=True)
@@ -48,6 +49,10 @@ class TaskStream:
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.delivered)
+
+    def claimed(self, place: int, id: bytes) -> Claimed:
+        """A pending entry as its new owner is given it."""
+        return Claimed((place, id), self.pending[id].deliveries, (b"request", self.delivered[id]))
 
     def end(self, id: bytes) -> None:
         del self.pending[id]
@@ -63,6 +68,7 @@ class QueueModel:
         self.replies: dict[bytes, list[list[bytes]]] = {}  # for each client entries of responses
         self.control: dict[bytes, list[tuple[int, TaskId]]] = {}  # what each worker is told
         self.workers: dict[bytes, int] = {}  # until when each is alive (ms)
+        self.leases: dict[bytes, int] = {}  # of each worker (ms)
         self.rates: dict[bytes, float] = {}
         self.rate: float | None = None
         self.once: set[bytes] = set()
@@ -171,10 +177,9 @@ class QueueModel:
             return []
         return [entry for entry in entries if entry[0] > last]
 
-    def heartbeat(
-        self, now: float, worker: bytes, alive_for: float, rate: float | None
-    ) -> Heartbeat:
-        self.workers[worker] = _ms(now) + _duration(alive_for)
+    def heartbeat(self, now: float, worker: bytes, lease: float, rate: float | None) -> Heartbeat:
+        self.workers[worker] = _ms(now) + _duration(lease)
+        self.leases[worker] = _duration(lease)
         if rate is not None:
             self.rates[worker] = float(f"{rate:.6g}")
         for dead in [one for one, until in self.workers.items() if until <= _ms(now)]:
@@ -196,22 +201,40 @@ class QueueModel:
                 pending = stream.pending[id]
                 if len(taken) < room and self.is_lapsed(now, pending, lease):
                     stream.consumers[worker] = pending.delivered_at = _ms(now)
+                    pending.renewed_at = _ms(now)
                     pending.consumer = worker
                     pending.deliveries += 1
-                    taken.append(Claimed((place, id), pending.deliveries, stream.delivered[id]))
+                    taken.append(stream.claimed(place, id))
             self._forget_dead(now, stream, lease)
+        consumers = {name for stream in self.streams for name in stream.consumers}
+        for name in self.leases.keys() - consumers - self.workers.keys():
+            del self.leases[name]
         return taken
 
     def is_lapsed(self, now: float, pending: Pending, lease: float) -> bool:
-        return _ms(now) - pending.delivered_at >= _duration(lease)
+        """`lease`: of a consumer that has told none."""
+        owner_lease = self.leases.get(pending.consumer, _duration(lease))
+        return _ms(now) - pending.renewed_at >= owner_lease
 
-    def renew(self, now: float, worker: bytes, tasks: Sequence[TaskId]) -> list[int]:
+    def recover(self, now: float, worker: bytes, held: Iterable[TaskId]) -> list[Claimed]:
+        known = set(held)
+        found = []
+        for place, stream in enumerate(self.streams):
+            for id in sorted(stream.pending, key=_order):
+                pending = stream.pending[id]
+                if pending.consumer == worker and (place, id) not in known:
+                    stream.consumers[worker] = pending.delivered_at = _ms(now)
+                    pending.renewed_at = _ms(now)
+                    found.append(stream.claimed(place, id))
+        return found
+
+    def renew(self, now: float, worker: bytes, lease: float, tasks: Sequence[TaskId]) -> list[int]:
         kept = []
         for place, id in tasks:
             pending = self.streams[place].pending.get(id)
             is_ours = pending is not None and pending.consumer == worker
             if pending is not None and is_ours:
-                pending.delivered_at = self.streams[place].consumers[worker] = _ms(now)
+                pending.renewed_at = self.streams[place].consumers[worker] = _ms(now)
             kept.append(int(is_ours))
         return kept
 
@@ -221,12 +244,13 @@ class QueueModel:
             for pending in stream.pending.values():
                 if pending.consumer == worker:
                     pending.consumer = RETURNED
-                    pending.delivered_at = _ms(now) - _duration(idle)
+                    pending.renewed_at = _ms(now) - _duration(idle)
                     pending.deliveries = max(pending.deliveries - 1, 0)
                     stream.consumers[RETURNED] = _ms(now)
                     count += 1
             stream.consumers.pop(worker, None)
         self.workers.pop(worker, None)
+        self.leases.pop(worker, None)
         self.rates.pop(worker, None)
         self.control.pop(worker, None)
         return count
@@ -243,9 +267,9 @@ class QueueModel:
             stream.consumers[worker] = _ms(now)
         taken = []
         for id in list(islice(stream.waiting, count)):
-            payload = stream.delivered[id] = stream.waiting.pop(id)
-            stream.pending[id] = Pending(worker, _ms(now), 1)
-            taken.append(Claimed((place, id), 1, payload))
+            stream.delivered[id] = stream.waiting.pop(id)
+            stream.pending[id] = Pending(worker, _ms(now), 1, _ms(now))
+            taken.append(stream.claimed(place, id))
         return taken
 
     def _append(self, now: float, stream: int, payload: bytes) -> bytes:

@@ -13,7 +13,7 @@ EVENTS = (
     *("sent", "enqueued", "delivered", "begun", "answered", "batches", "exchanges"),
     *("TimedOut", "Busy", "NoWorkers", "Duplicate", "HandlerFailed", "Unavailable"),
     *("cancelled", "told", "given up", "redelivered", "begun again", "clients killed"),
-    *("killed", "frozen", "stopped"),
+    *("killed", "frozen", "stopped", "recovered"),
 )
 _MOST_SHOWN = 5
 

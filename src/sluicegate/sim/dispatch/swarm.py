@@ -11,7 +11,7 @@ worker. Then the faults end, and when all is quiet a last call must be answered.
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluicegate.sim.dispatch.audit import Audit
 from sluicegate.sim.dispatch.client import ClientOptions, SimulatedClient
@@ -75,7 +75,7 @@ class _Swarm:
         self._end_faults()
         self._run_until_quiet()
         self.audit.check_answers_again(self._is_answered_again())
-        self.world.run(self.world.now + 3.0 * self.worker_options.lease + 2.0)
+        self.world.run(self.world.now + 3.0 * max(self.leases) + 2.0)
         self.audit.check_quiet(self.server.model, self.workers)
         self.audit.counts["exchanges"] = self.server.exchanges
         return Outcome(self.world.seed, self._facts(), self.audit.violations, self.audit.counts)
@@ -83,6 +83,8 @@ class _Swarm:
     def _draw_worker(self) -> WorkerOptions:
         draw = self.draw
         lease = draw.choice((0.5, 1.0, 3.0))
+        # In some swarms the leases of workers differ.
+        self.leases = (lease,) if draw.random() < 0.7 else (lease, 0.5, 3.0)
         kind = draw.choice(("plain", "plain", "size", "cost"))
         return WorkerOptions(
             lease=lease,
@@ -104,7 +106,8 @@ class _Swarm:
         number = self.audit.counts["workers"]
         self.audit.counts["workers"] += 1
         name = f"worker {number}"
-        return SimulatedWorker(self.world, self.server, self.audit, name, self.worker_options)
+        options = replace(self.worker_options, lease=self.draw.choice(self.leases))
+        return SimulatedWorker(self.world, self.server, self.audit, name, options)
 
     def _new_client(self, number: int) -> SimulatedClient:
         name = f"client {number}"

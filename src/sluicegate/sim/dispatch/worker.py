@@ -117,6 +117,7 @@ class SimulatedWorker(Process):
         self._pause = _RETRY_AFTER
         self._is_fetching = False
         self._refills = 0
+        self._may_have_lost = False
         self._is_stopping = False
         self._control_read = 0
         self._outbox: list[Ending] = []
@@ -179,6 +180,9 @@ class SimulatedWorker(Process):
         self._is_fetching = True
         if self._is_stopping:
             return
+        if self._may_have_lost:
+            self._recover()
+            return
         now = self.now()
         next_free_at = self.slots.next_free_at()
         wanted: tuple[int, ...] = ()
@@ -193,6 +197,22 @@ class SimulatedWorker(Process):
             self._fetch()
             return
         self._wait()
+
+    def _recover(self) -> None:
+        model, server = self._server.model, self._server
+
+        def recovered(claimed: list[Claimed]) -> None:
+            self._may_have_lost = bool(claimed)
+            self._audit.counts["recovered"] += len(claimed)
+            if claimed:
+                self._add(claimed)
+                self._begin_batches()
+            self._fetch()
+
+        held = self.core.held_ids()
+        server.exchange(
+            self, lambda: model.recover(server.now, self.id, held), recovered, self._fetch_again
+        )
 
     def _look(self, wanted: Sequence[int]) -> None:
         model, server = self._server.model, self._server
@@ -254,6 +274,7 @@ class SimulatedWorker(Process):
             self.after(next_free_at - now - FETCH_AHEAD + 1e-6, self._wake)
 
     def _fetch_again(self, _: Unavailable) -> None:
+        self._may_have_lost = True
         self._refills = 0
         self._run_dry()
         self._begin_batches()
@@ -268,7 +289,7 @@ class SimulatedWorker(Process):
             return False
         now = self.now()
         begins_at = now if self.slots.free else (self.slots.next_free_at() or now)
-        tasks = [Task(one.task, one.deliveries, decode_request(one.payload)) for one in claimed]
+        tasks = [Task(one.task, one.deliveries, decode_request(one.fields[1])) for one in claimed]
         self._audit.delivered(tasks)
         endings = self.core.add(now, tasks, begins_at)
         self._finish(endings)
@@ -381,7 +402,6 @@ class SimulatedWorker(Process):
 
     def _beat(self, then: Callable[[], None], failed: Callable[[Unavailable], None]) -> None:
         sent = self.local()
-        alive_for = max(3 * self._beat_every, self.options.lease)
         rate = self.core.rate(self.slots.count)
         model, server = self._server.model, self._server
 
@@ -391,7 +411,7 @@ class SimulatedWorker(Process):
 
         server.exchange(
             self,
-            lambda: model.heartbeat(server.now, self.id, alive_for, rate),
+            lambda: model.heartbeat(server.now, self.id, self.options.lease, rate),
             received,
             failed,
         )
@@ -411,7 +431,7 @@ class SimulatedWorker(Process):
 
         server.exchange(
             self,
-            lambda: model.renew(server.now, self.id, [task.id for task in due]),
+            lambda: model.renew(server.now, self.id, self.options.lease, [task.id for task in due]),
             renewed,
             self._keep_alive_again,
         )

@@ -34,13 +34,14 @@ from sluicegate.dispatch.worker_core import FETCH_AHEAD, WorkerCore
 from sluicegate.errors import SluicegateError, describe, reason_of
 from sluicegate.redis_client import AsyncRedisPool, BlockingReader, ErrorReply, pack
 
-__all__ = ["Consumer"]
+__all__ = ["EMPTY_FOR", "Consumer", "Slots"]
 
 _BLOCK = 2.0  # seconds for which a read waits in Redis
 _RETRY_AFTER = 0.1  # seconds, doubled by each failure in a row up to
 _LONGEST_RETRY = 2.0
 _MOST_CONTROL = 1000  # cancellations of one read, and read before the stream is trimmed
 _MOST_AWAITED = 4  # tasks of one priority in a blocking read, whose reply is bounded in bytes
+EMPTY_FOR = 0.005  # seconds for which a queue that was seen empty is taken to be so
 _MOST_REFILLS = 100  # fetches before a batch begins
 _LOG_EVERY = 1.0  # seconds between two warnings of one kind
 _LOG_OUTAGE_EVERY = 5.0
@@ -101,6 +102,7 @@ class Consumer:
         self._unconfirmed: set[asyncio.Future[Any]] = set()
         self._sending: set[asyncio.Task[None]] = set()  # of what failed at first
         self._control_seen = b"0-0"
+        self._empty_at = float("-inf")  # when a read has last left nothing in the queue
         self._may_have_lost = False  # the reply to a fetch, and the tasks in it
         self._failures = 0  # of the handler, not logged yet
         self._log_failures_at = 0.0
@@ -250,13 +252,8 @@ class Consumer:
             if not wanted:
                 await self._wait(now)
                 continue
-            is_cut = False
             try:
-                tasks = await self._look(wanted)
-                if not tasks and not refills and not self.core.is_full:
-                    count = min(max(wanted[-1] // len(wanted), 1), _MOST_AWAITED)
-                    tasks = await self._wait_for_tasks(count)
-                    is_cut = len(tasks) >= count
+                tasks, is_cut = await self._look_or_wait(wanted, is_refill=refills > 0)
             except (SluicegateError, OSError):
                 self._may_have_lost = True
                 self._on_tasks()  # what was fetched before does not wait for the next fetch
@@ -285,6 +282,27 @@ class Consumer:
         self._add(_read_tasks(claimed))
         self._on_tasks()
         return True
+
+    async def _look_or_wait(
+        self, wanted: Sequence[int], *, is_refill: bool
+    ) -> tuple[list[Task], bool]:
+        """Tasks, for which an idle worker waits; and whether more may be there for this batch.
+
+        A worker that has just seen the queue empty waits without a look: one exchange less for
+        each request of a quick handler with little load.
+        """
+        may_wait = not is_refill and not self.core.is_full
+        if not may_wait or self.now() - self._empty_at > EMPTY_FOR:
+            tasks = await self._look(wanted)
+            if tasks or not may_wait:
+                return tasks, False
+        count = min(max(wanted[-1] // len(wanted), 1), _MOST_AWAITED)
+        tasks = await self._wait_for_tasks(count)
+        is_cut = len(tasks) >= count
+        # With other queues behind this one, a look tells whether it is their turn.
+        if not is_cut and self._next is None:
+            self._empty_at = self.now()
+        return tasks, is_cut
 
     async def _look(self, wanted: Sequence[int]) -> list[Task]:
         fetched = await self._scripts.fetch(self._worker, wanted)

@@ -93,7 +93,7 @@ class AsyncRedisPool:
     def begin(
         self, key: bytes, payload: bytes, count: int, deadline: float
     ) -> "asyncio.Future[list[Any]] | None":
-        """An exchange without a task: the future of the replies, if all is open for it.
+        """An exchange without a task, sent at once: the future of the replies.
 
         None: `exchange` must look something up or connect first. Nothing is sent twice, and
         redirections are left to the caller.
@@ -105,7 +105,7 @@ class AsyncRedisPool:
         connection = here.open.get(endpoint)
         if connection is None or not connection.is_open:
             return None
-        answered = connection.exchange(payload, count, deadline)
+        answered = connection.exchange(payload, count, deadline, at_once=True)
         answered.add_done_callback(lambda done: self._check_begun(connection, done))
         return answered
 

@@ -51,7 +51,8 @@ class BlockingReader:
             connection.accept(self._max_reply_bytes)
             self._connection = connection
         try:
-            (reply,) = await connection.exchange(payload, 1, monotonic() + block + self._timeout)
+            deadline = monotonic() + block + self._timeout
+            (reply,) = await connection.exchange(payload, 1, deadline, at_once=True)
         except Unavailable:
             self._pool.invalidate()
             raise

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluicegate.dispatch.batcher import Batcher
-from sluicegate.dispatch.consumer import Slots
+from sluicegate.dispatch.consumer import EMPTY_FOR, Slots
 from sluicegate.dispatch.keys import TaskId
 from sluicegate.dispatch.messages import Claimed, Finishing, Heartbeat
 from sluicegate.dispatch.server_clock import ServerClock
@@ -117,6 +117,7 @@ class SimulatedWorker(Process):
         self._pause = _RETRY_AFTER
         self._is_fetching = False
         self._refills = 0
+        self._empty_at = float("-inf")
         self._may_have_lost = False
         self._is_stopping = False
         self._control_read = 0
@@ -188,8 +189,11 @@ class SimulatedWorker(Process):
         wanted: tuple[int, ...] = ()
         if self.is_next:
             wanted = self.core.wanted(now, self.slots.free, next_free_at)
-        if wanted:
+        if wanted and (not self._may_wait or now - self._empty_at > EMPTY_FOR):
             self._look(wanted)
+            return
+        if wanted:
+            self._wait_for_tasks(wanted)
             return
         if self._refills:
             self._refills = 0
@@ -226,14 +230,19 @@ class SimulatedWorker(Process):
 
         def looked(claimed: list[Claimed]) -> None:
             self._is_dry = False
-            if not claimed and not self._refills and not self.core.is_full:
-                self._wait_for_tasks(min(max(wanted[-1] // len(wanted), 1), _MOST_AWAITED))
+            if not claimed and self._may_wait:
+                self._wait_for_tasks(wanted)
             else:
                 self._fetched(claimed, len(claimed) >= max(wanted[-1], 1))
 
         server.exchange(self, fetch, looked, self._fetch_again, may_repeat=False)
 
-    def _wait_for_tasks(self, count: int) -> None:
+    @property
+    def _may_wait(self) -> bool:
+        return not self._refills and not self.core.is_full
+
+    def _wait_for_tasks(self, wanted: Sequence[int]) -> None:
+        count = min(max(wanted[-1] // len(wanted), 1), _MOST_AWAITED)
         model, server = self._server.model, self._server
 
         def read() -> list[Claimed] | None:
@@ -244,7 +253,10 @@ class SimulatedWorker(Process):
         def received(claimed: list[Claimed] | None) -> None:
             self._is_dry = False
             found = claimed or []
-            self._fetched(found, False, is_cut=len(found) >= count)
+            is_cut = len(found) >= count
+            if not is_cut and self is self.queues[-1]:
+                self._empty_at = self.now()
+            self._fetched(found, False, is_cut=is_cut)
 
         self._run_dry()
         server.read(self, read, received, self._fetch_again)

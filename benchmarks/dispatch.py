@@ -55,6 +55,7 @@ class Library:
 
 OURS = Library("sluicegate", (), 20_000, 500)
 OURS_SYNC = Library("sluicegate (sync handler)", (), 20_000, 500, ("sync",))
+OURS_UVLOOP = Library("sluicegate (uvloop)", (), 20_000, 500, ("uvloop",))
 PEERS = (
     Library("dramatiq", ("dramatiq[redis]==2.2.1",), 1000, 50),
     Library("arq", ("arq==0.28.0",), 500, 5),
@@ -78,7 +79,7 @@ class Figures:
 
 
 def rows() -> list[Row]:
-    libraries = (OURS, OURS_SYNC, *PEERS)
+    libraries = (OURS, OURS_SYNC, OURS_UVLOOP, *PEERS)
     pythons = {library.name: environment(library) for library in libraries}
     figures = {library.name: Figures() for library in libraries}
     bare = asyncio_trips = float("inf")

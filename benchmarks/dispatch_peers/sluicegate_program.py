@@ -1,4 +1,4 @@
-"""The no-op task in Sluicegate. A third argument `sync` makes the handler a plain function."""
+"""The no-op task in Sluicegate: with `sync`, a plain function; with `uvloop`, on that event loop."""
 
 import asyncio
 import sys
@@ -8,6 +8,11 @@ from measuring import flood, serve_lines
 from sluicegate import Dispatcher, Worker
 
 ROLE, URL = sys.argv[1:3]
+
+if "uvloop" in sys.argv:
+    import uvloop
+
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 
 def same(items: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The no-op task in Sluicegate: with `sync`, a plain function; with `uvloop`, on that event loop."""
+"""The no-op task in Sluicegate: with `sync` a plain function, with `uvloop` on that event loop."""
 
 import asyncio
 import sys

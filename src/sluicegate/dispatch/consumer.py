@@ -1,13 +1,9 @@
 """`Consumer`: what a worker exchanges with Redis about one queue.
 
-Three loops: one fetches tasks, the most urgent first, and waits in a blocking read when there are
-none; one listens to the control stream, and one,
+Three loops: one fetches tasks as its `Fetcher` says; one listens to the control stream; and one,
 driven by time, sends heartbeats, renews leases and takes over tasks whose lease has run out. Ends
 of tasks go out together, one script for all that ended in one pass of the event loop, and are sent
 again until Redis confirms them. Whatever fails is tried again: workers come back by themselves.
-
-A worker of several queues fetches from one, and begins batches of it, only while those before it
-are dry: while it waits in Redis for their tasks, or cannot reach them.
 """
 
 import asyncio
@@ -16,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 from typing import Any
 
+from sluicegate.dispatch.fetcher import Begin, Fetcher, Look, Pause, Read, Recover
 from sluicegate.dispatch.keys import GROUP, QueueKeys, TaskId
 from sluicegate.dispatch.messages import Claimed, Finishing
 from sluicegate.dispatch.scripts import RETURNED_IDLE, Begun, QueueScripts
@@ -30,19 +27,16 @@ from sluicegate.dispatch.wire import (
     decode_request,
     encode_response,
 )
-from sluicegate.dispatch.worker_core import FETCH_AHEAD, WorkerCore
+from sluicegate.dispatch.worker_core import WorkerCore
 from sluicegate.errors import SluicegateError, describe, reason_of
 from sluicegate.redis_client import AsyncRedisPool, BlockingReader, ErrorReply, pack
 
-__all__ = ["EMPTY_FOR", "Consumer", "Slots"]
+__all__ = ["Consumer", "Slots"]
 
 _BLOCK = 2.0  # seconds for which a read waits in Redis
 _RETRY_AFTER = 0.1  # seconds, doubled by each failure in a row up to
 _LONGEST_RETRY = 2.0
 _MOST_CONTROL = 1000  # cancellations of one read, and read before the stream is trimmed
-_MOST_AWAITED = 4  # tasks of one priority in a blocking read, whose reply is bounded in bytes
-EMPTY_FOR = 0.005  # seconds for which a queue that was seen empty is taken to be so
-_MOST_REFILLS = 100  # fetches before a batch begins
 _LOG_EVERY = 1.0  # seconds between two warnings of one kind
 _LOG_OUTAGE_EVERY = 5.0
 _MOST_ENDINGS = 512  # of one call, and at most
@@ -91,7 +85,8 @@ class Consumer:
         self._on_tasks = on_tasks
         self._max_payload = max_payload
         self._scripts = QueueScripts(pool, keys, timeout)
-        self._fetcher = BlockingReader(pool, keys.tasks[0], timeout)
+        self.fetcher: Fetcher = Fetcher(core, None if previous is None else previous.fetcher)
+        self._reader = BlockingReader(pool, keys.tasks[0], timeout)
         self._listener = BlockingReader(pool, keys.tasks[0], timeout)
         self._places = {key: place for place, key in enumerate(keys.tasks)}
         self._beat_every = min(core.lease / 4, 1.0)
@@ -102,33 +97,16 @@ class Consumer:
         self._unconfirmed: set[asyncio.Future[Any]] = set()
         self._sending: set[asyncio.Task[None]] = set()  # of what failed at first
         self._control_seen = b"0-0"
-        self._empty_at = float("-inf")  # when a read has last left nothing in the queue
-        self._may_have_lost = False  # the reply to a fetch, and the tasks in it
         self._failures = 0  # of the handler, not logged yet
         self._log_failures_at = 0.0
         self._dead = 0  # requests for the dead list, not logged yet
         self._log_dead_at = 0.0
         self._log_outage_at = 0.0
         self._log_reply_to_at = 0.0
-        self._previous = previous  # of the queue that is served before this one
-        self._next: Consumer | None = None
-        if previous is not None:
-            previous._next = self
-        self._is_dry = False
-
-    @property
-    def is_dry(self) -> bool:
-        """Whether nothing waits in this queue, nor in those that are served before it."""
-        return self._is_dry and self.is_next
 
     def now(self) -> float:
         """The time of Redis."""
         return self.clock.now(monotonic())
-
-    @property
-    def is_next(self) -> bool:
-        """Whether nothing waits in the queues that are served before this one."""
-        return self._previous is None or self._previous.is_dry
 
     async def start(self) -> None:
         """Register the worker. Raises `Unavailable` if Redis does not answer."""
@@ -182,7 +160,7 @@ class Consumer:
         for loop in self._loops[:2]:
             loop.cancel()
         await asyncio.gather(*self._loops[:2], return_exceptions=True)
-        await self._fetcher.close()
+        await self._reader.close()
         await self._listener.close()
         self.core.release()
 
@@ -219,7 +197,8 @@ class Consumer:
             except Exception:
                 log.exception("queue %s: a loop of the worker failed, going on", self.keys.queue)
             if loop == self._fetch:
-                self._run_dry()  # the queues behind it may be on a server that answers
+                self.fetcher.failed()
+                self._on_tasks()  # what was fetched before does not wait for the next fetch
             longest = min(_LONGEST_RETRY, self.core.lease / 4)  # leases are kept meanwhile
             pause = _RETRY_AFTER if monotonic() - began > 5.0 else min(2 * pause, longest)
             await asyncio.sleep(pause)
@@ -236,116 +215,48 @@ class Consumer:
             log.warning("queue %s: %s, trying again", self.keys.queue, reason_of(error))
 
     async def _fetch(self) -> None:
-        while self._may_have_lost:
-            self._may_have_lost = await self._recover()
-        refills = 0  # fetches in a row after which more may be there for the same batch
+        slots, fetcher = self._slots, self.fetcher
         while True:
-            now = self.now()
-            slots = self._slots
-            wanted: tuple[int, ...] = ()
-            if self.is_next:
-                wanted = self.core.wanted(now, slots.free, slots.next_free_at())
-            if not wanted and refills:
-                refills = 0  # some of what was fetched was not dropped, and fills the pool
+            step = fetcher.step(self.now(), slots.free, slots.next_free_at())
+            if isinstance(step, Pause):
+                await self._pause(step)
+                continue
+            if isinstance(step, Begin):
                 self._on_tasks()
                 continue
-            if not wanted:
-                await self._wait(now)
-                continue
-            try:
-                tasks, is_cut = await self._look_or_wait(wanted, is_refill=refills > 0)
-            except (SluicegateError, OSError):
-                self._may_have_lost = True
-                self._on_tasks()  # what was fetched before does not wait for the next fetch
-                raise
-            has_dropped = self._add(tasks)
-            if has_dropped and len(tasks) >= max(wanted[-1], 1):
-                is_cut = True  # a batch of what is left would be small
-            if is_cut and refills < _MOST_REFILLS:
-                refills += 1
-                continue
-            if tasks or refills:
-                refills = 0
+            if isinstance(step, Read) and not fetcher.is_last:
+                self._on_tasks()  # it is the turn of the queues behind this one
+            claimed = await self._carry_out(step)
+            dropped = self._add(claimed)
+            if fetcher.fetched(self.now(), step, len(claimed), dropped):
                 self._on_tasks()
-            if self.core.is_full:
-                await self._wait(self.now())  # look again for more urgent ones when one has begun
 
-    async def _recover(self) -> bool:
-        """Take what a fetch delivered whose reply was lost; whether there may be more.
-
-        Without this the tasks would wait until their lease runs out.
-        """
-        held = self.core.held_ids()
-        claimed = await self._scripts.recover(self._worker, held)
-        if not claimed:
-            return False
-        self._add(_read_tasks(claimed))
-        self._on_tasks()
-        return True
-
-    async def _look_or_wait(
-        self, wanted: Sequence[int], *, is_refill: bool
-    ) -> tuple[list[Task], bool]:
-        """Tasks, for which an idle worker waits; and whether more may be there for this batch.
-
-        A worker that has just seen the queue empty waits without a look: one exchange less for
-        each request of a quick handler with little load.
-        """
-        may_wait = not is_refill and not self.core.is_full
-        if not may_wait or self.now() - self._empty_at > EMPTY_FOR:
-            tasks = await self._look(wanted)
-            if tasks or not may_wait:
-                return tasks, False
-        count = min(max(wanted[-1] // len(wanted), 1), _MOST_AWAITED)
-        tasks = await self._wait_for_tasks(count)
-        is_cut = len(tasks) >= count
-        # With other queues behind this one, a look tells whether it is their turn.
-        if not is_cut and self._next is None:
-            self._empty_at = self.now()
-        return tasks, is_cut
-
-    async def _look(self, wanted: Sequence[int]) -> list[Task]:
-        fetched = await self._scripts.fetch(self._worker, wanted)
-        self._is_dry = False
-        return _read_tasks(fetched)
-
-    async def _wait_for_tasks(self, count: int) -> list[Task]:
-        """Up to `count` tasks of each priority, as soon as there is one.
-
-        A few, not a batch: should urgent ones come together with others, only these few of the
-        others are ahead of the urgent ones that come into later batches.
-        """
+    async def _carry_out(self, step: Recover | Look | Read) -> list[Claimed]:
+        if isinstance(step, Recover):
+            return await self._scripts.recover(self._worker, self.core.held_ids())
+        if isinstance(step, Look):
+            return await self._scripts.fetch(self._worker, step.wanted)
         words: list[bytes | str | int] = ["XREADGROUP", "GROUP", GROUP, self._worker]
-        words += ["COUNT", count, "BLOCK", int(_BLOCK * 1000)]
+        words += ["COUNT", step.most, "BLOCK", int(_BLOCK * 1000)]
         words += ["STREAMS", *self.keys.tasks, *[">"] * len(self.keys.tasks)]
-        self._run_dry()
-        reply = await self._fetcher.read(pack(*words), _BLOCK)
-        self._is_dry = False
-        return _read_tasks(
+        reply = await self._reader.read(pack(*words), _BLOCK)
+        return [
             Claimed((self._places[key], id), 1, fields)
             for key, entries in reply or ()
             for id, fields in entries
-        )
+        ]
 
-    async def _wait(self, now: float) -> None:
-        """Until tasks may be wanted again."""
-        self._is_dry = False
+    async def _pause(self, pause: Pause) -> None:
         self._wakened.clear()
-        next_free_at = self._slots.next_free_at()
         timer = None
-        if next_free_at is not None and next_free_at - now > FETCH_AHEAD:
+        if pause.until is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(next_free_at - now - FETCH_AHEAD, self._wakened.set)
+            timer = loop.call_later(max(pause.until - self.now(), 0.0), self._wakened.set)
         try:
             await self._wakened.wait()
         finally:
             if timer is not None:
                 timer.cancel()
-
-    def _run_dry(self) -> None:
-        self._is_dry = True
-        if self._next is not None:
-            self._on_tasks()  # it is the turn of the others
 
     async def _listen(self) -> None:
         key = self.keys.control(self._worker)
@@ -400,12 +311,13 @@ class Consumer:
             return
         claimed = await self._scripts.reap(self._worker, self.core.lease, room, self._beat_every)
         if claimed:
-            self._add(_read_tasks(claimed))
+            self._add(claimed)
             self._on_tasks()
 
-    def _add(self, tasks: list[Task]) -> bool:
+    def _add(self, claimed: Iterable[Claimed]) -> bool:
         """Give tasks to the core; whether some ended at once."""
         now = self.now()
+        tasks = [Task(one.task, one.deliveries, _decode(one.fields)) for one in claimed]
         begins_at = now if self._slots.free else (self._slots.next_free_at() or now)
         endings = self.core.add(now, tasks, begins_at)
         self.finish(endings)
@@ -505,10 +417,6 @@ class Consumer:
         except Exception as failure:  # noqa: BLE001  the request's own id cannot be encoded
             reason = reason or f"invalid request: correlation_id: {describe(failure)}"
             return Finishing(task.id, b"", b"", reason)
-
-
-def _read_tasks(claimed: Iterable[Claimed]) -> list[Task]:
-    return [Task(one.task, one.deliveries, _decode(one.fields)) for one in claimed]
 
 
 def _decode(fields: Sequence[bytes]) -> Request | InvalidRequest:

@@ -248,7 +248,7 @@ class Worker:
             return
         due: float | None = None
         for consumer in self._consumers:
-            while self._slots.free and consumer.is_next:
+            while self._slots.free and consumer.fetcher.is_turn:
                 now = consumer.now()
                 batch, endings = consumer.core.take(now)
                 consumer.finish(endings)

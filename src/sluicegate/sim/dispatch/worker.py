@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluicegate.dispatch.batcher import Batcher
-from sluicegate.dispatch.consumer import EMPTY_FOR, Slots
+from sluicegate.dispatch.consumer import Slots
+from sluicegate.dispatch.fetcher import Begin, Fetcher, Look, Pause, Read, Recover
 from sluicegate.dispatch.keys import TaskId
 from sluicegate.dispatch.messages import Claimed, Finishing, Heartbeat
 from sluicegate.dispatch.server_clock import ServerClock
@@ -24,7 +25,7 @@ from sluicegate.dispatch.wire import (
     decode_request,
     encode_response,
 )
-from sluicegate.dispatch.worker_core import FETCH_AHEAD, Batch, WorkerCore
+from sluicegate.dispatch.worker_core import Batch, WorkerCore
 from sluicegate.errors import Unavailable
 from sluicegate.sim.dispatch.audit import Audit
 from sluicegate.sim.dispatch.process import Process
@@ -35,8 +36,6 @@ __all__ = ["SimulatedWorker", "WorkerOptions"]
 
 _RETRY_AFTER = 0.1
 _LONGEST_RETRY = 2.0
-_MOST_AWAITED = 4
-_MOST_REFILLS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +106,7 @@ class SimulatedWorker(Process):
         self.slots: Slots = Slots(options.concurrency) if previous is None else previous.slots
         self.queues: list[SimulatedWorker] = [] if previous is None else previous.queues
         self.queues.append(self)
-        self._previous = previous
-        self._is_dry = False
+        self.fetcher: Fetcher = Fetcher(self.core, None if previous is None else previous.fetcher)
         self.listening_since = float("inf")
         self._server = server
         self._audit = audit
@@ -116,9 +114,6 @@ class SimulatedWorker(Process):
         self._beat_every = min(options.lease / 4, 1.0)
         self._pause = _RETRY_AFTER
         self._is_fetching = False
-        self._refills = 0
-        self._empty_at = float("-inf")
-        self._may_have_lost = False
         self._is_stopping = False
         self._control_read = 0
         self._outbox: list[Ending] = []
@@ -132,21 +127,6 @@ class SimulatedWorker(Process):
     def stop(self) -> None:
         """SIGTERM: finish what runs, give back the rest."""
         self.run(self._stop)
-
-    @property
-    def is_dry(self) -> bool:
-        """Whether nothing waits in this queue, nor in those that are served before it."""
-        return self._is_dry and self.is_next
-
-    @property
-    def is_next(self) -> bool:
-        """Whether nothing waits in the queues that are served before this one."""
-        return self._previous is None or self._previous.is_dry
-
-    def _run_dry(self) -> None:
-        self._is_dry = True
-        if self is not self.queues[-1]:
-            self._begin_batches()
 
     def _start_again(self, _: Unavailable) -> None:
         self.after(_RETRY_AFTER, self._beat, self._start, self._start_again)
@@ -181,114 +161,65 @@ class SimulatedWorker(Process):
         self._is_fetching = True
         if self._is_stopping:
             return
-        if self._may_have_lost:
-            self._recover()
-            return
         now = self.now()
-        next_free_at = self.slots.next_free_at()
-        wanted: tuple[int, ...] = ()
-        if self.is_next:
-            wanted = self.core.wanted(now, self.slots.free, next_free_at)
-        if wanted and (not self._may_wait or now - self._empty_at > EMPTY_FOR):
-            self._look(wanted)
-            return
-        if wanted:
-            self._wait_for_tasks(wanted)
-            return
-        if self._refills:
-            self._refills = 0
+        step = self.fetcher.step(now, self.slots.free, self.slots.next_free_at())
+        if isinstance(step, Pause):
+            self._is_fetching = False
+            if step.until is not None:
+                self.after(step.until - now + 1e-6, self._wake)
+        elif isinstance(step, Begin):
             self._begin_batches()
             self._fetch()
-            return
-        self._wait()
-
-    def _recover(self) -> None:
-        model, server = self._server.model, self._server
-
-        def recovered(claimed: list[Claimed]) -> None:
-            self._may_have_lost = bool(claimed)
-            self._audit.counts["recovered"] += len(claimed)
-            if claimed:
-                self._add(claimed)
+        elif isinstance(step, Read):
+            if not self.fetcher.is_last:
                 self._begin_batches()
-            self._fetch()
-
-        held = self.core.held_ids()
-        server.exchange(
-            self, lambda: model.recover(server.now, self.id, held), recovered, self._fetch_again
-        )
-
-    def _look(self, wanted: Sequence[int]) -> None:
-        model, server = self._server.model, self._server
-
-        def fetch() -> list[Claimed]:
-            if self._is_stopping:
-                return []
-            claimed = model.fetch(server.now, self.id, wanted)
-            self._audit.fetched(self, model, [one.task for one in claimed])
-            return claimed
-
-        def looked(claimed: list[Claimed]) -> None:
-            self._is_dry = False
-            if not claimed and self._may_wait:
-                self._wait_for_tasks(wanted)
-            else:
-                self._fetched(claimed, len(claimed) >= max(wanted[-1], 1))
-
-        server.exchange(self, fetch, looked, self._fetch_again, may_repeat=False)
-
-    @property
-    def _may_wait(self) -> bool:
-        return not self._refills and not self.core.is_full
-
-    def _wait_for_tasks(self, wanted: Sequence[int]) -> None:
-        count = min(max(wanted[-1] // len(wanted), 1), _MOST_AWAITED)
-        model, server = self._server.model, self._server
-
-        def read() -> list[Claimed] | None:
-            if self._is_stopping or not model.has_waiting:
-                return None
-            return model.read(server.now, self.id, count)
-
-        def received(claimed: list[Claimed] | None) -> None:
-            self._is_dry = False
-            found = claimed or []
-            is_cut = len(found) >= count
-            if not is_cut and self is self.queues[-1]:
-                self._empty_at = self.now()
-            self._fetched(found, False, is_cut=is_cut)
-
-        self._run_dry()
-        server.read(self, read, received, self._fetch_again)
-
-    def _fetched(self, claimed: list[Claimed], is_all: bool, *, is_cut: bool = False) -> None:
-        """`is_all`: as many as were wanted. `is_cut`: more may be there."""
-        self._pause = _RETRY_AFTER
-        has_dropped = self._add(claimed)
-        is_cut = is_cut or (has_dropped and is_all)
-        if is_cut and self._refills < _MOST_REFILLS:
-            self._refills += 1
-            self._fetch()
-            return
-        if claimed or self._refills:
-            self._refills = 0
-            self._begin_batches()
-        if self.core.is_full:
-            self._wait()
+            self._server.read(
+                self,
+                lambda: self._read(step.most),
+                lambda claimed: self._fetched(step, claimed or []),
+                self._fetch_again,
+            )
         else:
-            self._fetch()
+            held = self.core.held_ids()
+            self._server.exchange(
+                self,
+                lambda: self._claim(step, held),
+                lambda claimed: self._fetched(step, claimed),
+                self._fetch_again,
+                may_repeat=isinstance(step, Recover),
+            )
 
-    def _wait(self) -> None:
-        self._is_fetching = False
-        self._is_dry = False
-        now, next_free_at = self.now(), self.slots.next_free_at()
-        if next_free_at is not None and next_free_at - now > FETCH_AHEAD:
-            self.after(next_free_at - now - FETCH_AHEAD + 1e-6, self._wake)
+    # In Redis
+
+    def _read(self, count: int) -> list[Claimed] | None:
+        model = self._server.model
+        if self._is_stopping or not model.has_waiting:
+            return None
+        return model.read(self._server.now, self.id, count)
+
+    def _claim(self, step: Recover | Look, held: list[TaskId]) -> list[Claimed]:
+        model, now = self._server.model, self._server.now
+        if self._is_stopping:
+            return []
+        if isinstance(step, Recover):
+            return model.recover(now, self.id, held)
+        claimed = model.fetch(now, self.id, step.wanted)
+        self._audit.fetched(self, model, [one.task for one in claimed])
+        return claimed
+
+    # In the worker
+
+    def _fetched(self, step: Recover | Look | Read, claimed: list[Claimed]) -> None:
+        self._pause = _RETRY_AFTER
+        if isinstance(step, Recover):
+            self._audit.counts["recovered"] += len(claimed)
+        dropped = self._add(claimed)
+        if self.fetcher.fetched(self.now(), step, len(claimed), dropped):
+            self._begin_batches()
+        self._fetch()
 
     def _fetch_again(self, _: Unavailable) -> None:
-        self._may_have_lost = True
-        self._refills = 0
-        self._run_dry()
+        self.fetcher.failed()
         self._begin_batches()
         self._try_again(self._fetch)
 
@@ -316,7 +247,7 @@ class SimulatedWorker(Process):
     def _begin_own_batches(self) -> None:
         if self._is_stopping:
             return
-        while self.slots.free and self.is_next:
+        while self.slots.free and self.fetcher.is_turn:
             now = self.now()
             batch, endings = self.core.take(now)
             self._finish(endings)

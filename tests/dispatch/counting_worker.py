@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from sluicegate import Worker
+from tests.harness.waits import PATIENCE
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
         time.sleep(float(seconds))
         return items
 
-    Worker(url, queue, handle, lease=float(lease)).run()
+    Worker(url, queue, handle, lease=float(lease), timeout=PATIENCE).run()
 
 
 if __name__ == "__main__":

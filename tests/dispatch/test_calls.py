@@ -240,7 +240,8 @@ def test_a_limit_in_seconds_follows_the_rate_of_the_workers(redis_server: RedisS
 def test_a_worker_publishes_its_rate(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         client = Dispatcher(redis_server.url, QUEUE)
-        async with Worker(redis_server.url, QUEUE, double, lease=0.4), client:
+        # A lease, and so a heartbeat, short enough for the test, and longer than a pause.
+        async with Worker(redis_server.url, QUEUE, double, lease=2.0), client:
             await client.call_many(range(50), timeout=PATIENCE)
             with redis_server.client as redis:
                 await wait_until(lambda: redis.get("sluicegate:{translate}:rate"))
@@ -431,6 +432,18 @@ def test_data_that_cannot_be_sent_fails_at_the_caller(redis_server: RedisServer)
     run(scenario())
 
 
+async def time_out(client: Dispatcher, item: Any, timeout: float) -> TimedOut:
+    """Call until a call times out in the queue: a Redis that is held up may take none in time."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            await client.call(item, timeout=timeout)
+        except TimedOut as error:
+            return error
+        except Unavailable:
+            assert time.monotonic() < end
+
+
 def test_a_call_times_out_at_its_deadline_and_is_taken_out_of_the_queue(
     redis_server: RedisServer,
 ) -> None:
@@ -441,10 +454,9 @@ def test_a_call_times_out_at_its_deadline_and_is_taken_out_of_the_queue(
             first = client.submit("first", timeout=PATIENCE)
             await wait_until(lambda: gate.batches)
             began = time.monotonic()
-            with pytest.raises(TimedOut) as caught:
-                await client.call("second", timeout=0.2)
+            error = await time_out(client, "second", 0.2)
             assert time.monotonic() - began >= 0.2
-            assert caught.value.waited + caught.value.ran >= 0.199
+            assert error.waited + error.ran >= 0.199
             with redis_server.client as redis:
                 await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:0") == 1)
             gate.opened.set()
@@ -879,11 +891,11 @@ def test_an_outage_is_logged_once_for_all_that_fails_of_it(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async with Worker(redis_server.url, QUEUE, double, lease=0.5, timeout=0.5):
+        async with Worker(redis_server.url, QUEUE, double, lease=0.5):
             began = time.monotonic()
             redis_server.kill()
             await asyncio.sleep(2.0)  # long enough for several tries of each loop
-            seconds = time.monotonic() - began
+        seconds = time.monotonic() - began
         warnings = [text for text in caplog.messages if "trying again" in text]
         assert 1 <= len(warnings) <= 1 + seconds / 5.0
 

@@ -23,7 +23,7 @@ from sluicegate.dispatch.queue_admin import QueueAdmin, QueueStatus
 from sluicegate.dispatch.stats import WorkerStats
 from sluicegate.errors import ConfigError
 from tests.harness.servers import RedisServer, reserve_port
-from tests.harness.waits import PATIENCE
+from tests.harness.waits import PATIENCE, wait_until
 
 PREFIX = "sluicegate_dispatch_"
 
@@ -136,12 +136,14 @@ def test_the_endpoint_serves_a_worker_and_goes_on_while_redis_is_dead(
     redis_server: RedisServer,
 ) -> None:
     async def scenario() -> None:
-        worker = Worker(redis_server.url, ["q", "r"], refuse_negative, timeout=1.0)
+        worker = Worker(redis_server.url, ["q", "r"], refuse_negative)
         endpoint = MetricsEndpoint("127.0.0.1", 0, worker.metrics)
         await endpoint.start()
         client = Dispatcher(redis_server.url, "q")
         async with worker, client, httpx.AsyncClient(timeout=PATIENCE) as http:
             await client.call_many(range(20), timeout=PATIENCE)
+            tasks = worker.cores["q"].stats.tasks
+            await wait_until(lambda: tasks["answered"] == 20)  # which Redis confirms a little later
             response = await http.get(endpoint.url)
             assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
             found = parse(response.text)

@@ -179,7 +179,7 @@ async def _exchange(
     pool: AsyncRedisPool, keys: QueueKeys, commands: list[bytes], timeout: float
 ) -> list[Any]:
     deadline = monotonic() + timeout
-    replies = await pool.exchange(keys.dead, b"".join(commands), len(commands), deadline)
+    replies = await pool.pipeline(keys.dead, commands, deadline)
     for reply in replies:
         if isinstance(reply, ErrorReply) and reply.code not in ("NOGROUP", "ERR"):
             raise reply

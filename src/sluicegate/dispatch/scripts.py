@@ -66,12 +66,12 @@ class Begun(Generic[_Reply]):
     def result(self) -> _Reply | None:
         """The reply, once the future is done; None if Redis has not carried the call out.
 
-        That is so when it did not know the script, or does not hold the keys: the call is to be
-        awaited instead.
+        That is so when it did not know the script, or does not hold all of the keys: the call is
+        to be awaited instead.
         """
         (reply,) = self.future.result()
         if isinstance(reply, ErrorReply):
-            if reply.code in ("NOSCRIPT", "MOVED", "ASK"):
+            if reply.code == "NOSCRIPT" or reply.is_of_moving_slot:
                 return None
             raise reply
         return self._read(reply)
@@ -181,11 +181,11 @@ class QueueScripts:
 
     async def create_groups(self) -> None:
         """Create the streams of tasks and their consumer groups, where they are missing."""
-        payload = b"".join(
+        commands = [
             pack("XGROUP", "CREATE", key, GROUP, "0", "MKSTREAM") for key in self._keys.tasks
-        )
+        ]
         deadline = monotonic() + self._timeout
-        for reply in await self._pool.exchange(self._keys.dead, payload, self._streams, deadline):
+        for reply in await self._pool.pipeline(self._keys.dead, commands, deadline):
             if isinstance(reply, ErrorReply) and reply.code != "BUSYGROUP":
                 raise reply
 

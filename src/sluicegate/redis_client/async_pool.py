@@ -3,12 +3,16 @@
 (One for each server of a cluster.) Tasks that call at once share it, and those who come
 while it is being opened wait for that, each until its own deadline. What a loop that was
 closed has left open is closed when another comes; after a fork the child has none.
+
+While a slot of a cluster is moved, some of its keys are on one server and some on another. Commands
+that Redis cannot carry out meanwhile are tried again until their deadline.
 """
 
 import asyncio
 import os
 import socket
 import weakref
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -19,7 +23,10 @@ from sluicegate.redis_client.pool import MAX_REDIRECTIONS
 from sluicegate.redis_client.resp import ErrorReply, pack
 from sluicegate.redis_client.topology import SocketAddress, Topology
 
-__all__ = ["AsyncRedisPool"]
+__all__ = ["ASKING", "TRY_AGAIN_AFTER", "AsyncRedisPool"]
+
+ASKING = b"*1\r\n$6\r\nASKING\r\n"  # lets a server carry out a command ahead of the key's slot
+TRY_AGAIN_AFTER = 0.02  # seconds between two tries of a command whose slot is being moved
 
 
 class _LoopConnections:
@@ -73,8 +80,34 @@ class AsyncRedisPool:
         With `may_repeat=False` commands whose replies were lost are not sent a second time, for
         commands that must not be carried out twice.
         """
-        topology = self._topology
-        endpoint = topology.only or topology.endpoint(key) or await self._discover(key, deadline)
+        while True:
+            replies = await self._follow(key, payload, count, deadline, may_repeat)
+            first = replies[0]
+            if not isinstance(first, ErrorReply) or not first.is_of_moving_slot:
+                return replies
+            if deadline - monotonic() <= TRY_AGAIN_AFTER:
+                return replies
+            await asyncio.sleep(TRY_AGAIN_AFTER)
+
+    async def pipeline(self, key: bytes, commands: Sequence[bytes], deadline: float) -> list[Any]:
+        """The replies to several packed commands on keys of the slot of `key`.
+
+        They go out together. Those that Redis sends elsewhere, for the slot is being moved, follow
+        one by one: the others have been carried out.
+        """
+        endpoint = await self._endpoint(key, deadline)
+        payload = b"".join(commands)
+        replies = await self._exchange_with(endpoint, payload, len(commands), deadline, True)
+        for place, reply in enumerate(replies):
+            if isinstance(reply, ErrorReply) and reply.is_of_moving_slot:
+                (replies[place],) = await self.exchange(key, commands[place], 1, deadline)
+        return replies
+
+    async def _follow(
+        self, key: bytes, payload: bytes, count: int, deadline: float, may_repeat: bool
+    ) -> list[Any]:
+        """One exchange with the server of `key`, to which redirections lead."""
+        endpoint = await self._endpoint(key, deadline)
         asking = b""
         for _ in range(MAX_REDIRECTIONS):
             if asking:
@@ -86,8 +119,8 @@ class AsyncRedisPool:
             first = replies[0]
             if not isinstance(first, ErrorReply) or first.code not in ("MOVED", "ASK"):
                 return replies
-            endpoint = topology.redirect(key, first)
-            asking = pack("ASKING") if first.code == "ASK" else b""
+            endpoint = self.redirect(key, first)
+            asking = ASKING if first.code == "ASK" else b""
         return replies
 
     def begin(
@@ -109,25 +142,32 @@ class AsyncRedisPool:
         answered.add_done_callback(lambda done: self._check_begun(connection, done))
         return answered
 
-    async def connect(self, key: bytes, deadline: float) -> AsyncConnection:
+    async def connect(
+        self, key: bytes, deadline: float, endpoint: Endpoint | None = None
+    ) -> AsyncConnection:
         """A connection of the caller's own to the server of `key`, for commands that block.
 
-        The caller closes it; `close` closes what is left.
+        `endpoint` is another server, to which a redirection led. The caller closes the connection;
+        `close` closes what is left.
         """
-        topology = self._topology
-        endpoint = topology.only or topology.endpoint(key) or await self._discover(key, deadline)
+        if endpoint is None:
+            endpoint = await self._endpoint(key, deadline)
         here = self._here()
         try:
             connection = await self._open(endpoint, deadline)
         except (Unavailable, ProtocolError):
-            topology.invalidate()
+            self._topology.invalidate()
             raise
         here.own = [one for one in here.own if one.is_open]
         here.own.append(connection)
         return connection
 
+    def redirect(self, key: bytes, reply: ErrorReply) -> Endpoint:
+        """Where MOVED or ASK leads; MOVED is remembered for the slot of `key`."""
+        return self._topology.redirect(key, reply)
+
     def invalidate(self) -> None:
-        """A caller's own connection failed or was redirected: look up the servers again."""
+        """A caller's own connection failed: look up the servers again."""
         self._topology.invalidate()
 
     async def close(self) -> None:
@@ -268,6 +308,10 @@ class AsyncRedisPool:
             await connection.close()
             raise
         return connection
+
+    async def _endpoint(self, key: bytes, deadline: float) -> Endpoint:
+        topology = self._topology
+        return topology.only or topology.endpoint(key) or await self._discover(key, deadline)
 
     async def _discover(self, key: bytes, deadline: float) -> Endpoint:
         try:

@@ -31,6 +31,11 @@ class ErrorReply(Unavailable):
         super().__init__(f"{what}: {message}")
 
     @property
+    def is_of_moving_slot(self) -> bool:
+        """Of a cluster: the command was not carried out, for its keys are moving elsewhere."""
+        return self.code in ("MOVED", "ASK", "TRYAGAIN")
+
+    @property
     def is_of_replica(self) -> bool:
         """A failover made this server a replica. Before Redis 7, a script's error hides it."""
         return self.code == "READONLY" or "-READONLY" in self.message

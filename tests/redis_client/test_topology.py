@@ -101,7 +101,17 @@ def test_the_master_is_found_through_a_sentinel(redis_server: RedisServer, tmp_p
             redis_server.restart()
             assert keyed.allow("a", 5)
         pool = RedisPool(f"redis+sentinel://127.0.0.1:{sentinel.port}/other", PATIENT)
-        with pytest.raises(Unavailable, match="No master found for 'other'"):
+        with pytest.raises(Unavailable, match="No master found for 'other'$"):
             pool.call("PING")
     finally:
         sentinel.close()
+
+
+def test_sentinels_that_do_not_answer_are_named_in_one_short_line() -> None:
+    pool = RedisPool("redis+sentinel://127.0.0.1:1/main", PATIENT)
+    with pytest.raises(Unavailable) as caught:
+        pool.call("PING")
+    assert str(caught.value) == (
+        "cannot find the sentinel 127.0.0.1:1/main: No master found for 'main', "
+        "and a sentinel did not answer"
+    )

@@ -14,7 +14,7 @@ import socket
 from binascii import crc_hqx
 from typing import Any
 
-from sluicegate.errors import ProtocolError
+from sluicegate.errors import ProtocolError, Unavailable
 from sluicegate.redis_client.address import Address, Endpoint
 from sluicegate.redis_client.background_lookup import BackgroundLookup
 from sluicegate.redis_client.resp import ErrorReply, load
@@ -109,6 +109,7 @@ class Topology:
         # tries: the caller who waits has a better use for the time, the next sentinel.
         options = _without_login(self.address.options) | {
             "socket_timeout": DISCOVERY_SECONDS,
+            "socket_connect_timeout": DISCOVERY_SECONDS,
             "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         }
         sentinel = redis.sentinel.Sentinel(
@@ -116,6 +117,11 @@ class Topology:
         )
         try:
             host, port = sentinel.discover_master(self.address.service)
+        except redis.sentinel.MasterNotFoundError as error:
+            # redis-py appends its clients that had no answer, a thousand characters for each.
+            message, _, unanswered = str(error).partition(" : ")
+            silent = ", and a sentinel did not answer" if unanswered else ""
+            raise Unavailable(f"{message}{silent}") from None
         finally:
             for one in sentinel.sentinels:
                 one.close()
@@ -129,6 +135,7 @@ class Topology:
             startup_nodes=nodes,
             require_full_coverage=False,
             socket_timeout=DISCOVERY_SECONDS,
+            socket_connect_timeout=DISCOVERY_SECONDS,
             **self.address.options,
         )
         try:

@@ -5,9 +5,13 @@ A real Redis, a worker and a client in one process. What is asserted is what hap
 
 import asyncio
 import multiprocessing
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +123,43 @@ def test_a_worker_goes_on_when_an_idle_handler_process_is_killed(
             await wait_until(lambda: getattr(broken, "_broken", None))
             assert await client.call(2, timeout=PATIENCE) == 2
             assert worker._executor is not broken
+
+    run(scenario())
+
+
+def hang(paths: list[str]) -> list[str]:
+    """Tell that it runs, by the id of its process, and never end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open(paths[0], "a") as file:
+        file.write(f"{os.getpid()}\n")
+    while True:
+        time.sleep(PATIENCE)
+
+
+def find_processes(pids: list[str]) -> list[str]:
+    return [pid for pid in pids if Path("/proc", pid).exists()]
+
+
+def test_processes_that_hang_are_killed_and_their_requests_run_elsewhere(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    begun.touch()
+
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        options: dict[str, Any] = {"processes": True, "concurrency": 2, "max_batch": 1}
+        worker = Worker(redis_server.url, QUEUE, hang, lease=PATIENCE, **options)
+        await worker.start()
+        async with client:
+            calls = [client.submit(str(begun), timeout=PATIENCE) for _ in range(2)]
+            await wait_until(lambda: len(begun.read_text().splitlines()) == 2)
+            assert await worker.stop(0.05) == 2
+            assert find_processes(begun.read_text().split()) == []  # no zombie, either
+            assert multiprocessing.active_children() == []
+            assert not any(call.done() for call in calls)
+            async with Worker(redis_server.url, QUEUE, echo):
+                assert await asyncio.gather(*calls) == [str(begun)] * 2
 
     run(scenario())
 

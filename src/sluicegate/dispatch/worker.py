@@ -179,14 +179,13 @@ class Worker:
         for running, batch in unfinished.items():
             del self._slots.ends[batch]
             running.cancel()
+        if unfinished and isinstance(self._executor, ProcessPoolExecutor):
+            await self._kill_processes(self._executor)
         for consumer in self._consumers:
             await consumer.leave(self._timeout)
             consumer.core.forget()
         self._consumers = []
         if self._executor is not None:
-            if unfinished and isinstance(self._executor, ProcessPoolExecutor):
-                for process in list(self._executor._processes.values()):
-                    process.kill()  # or it would hold up the end of the program
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
         await self._pool.close()
@@ -241,6 +240,15 @@ class Worker:
             ) from None
         finally:
             await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _kill_processes(self, executor: ProcessPoolExecutor) -> None:
+        """End handlers that hang, before other workers are given their requests."""
+        for process in list(executor._processes.values()):
+            process.kill()
+        # It waits for them, so that none is left as a zombie.
+        ended = asyncio.get_running_loop().run_in_executor(None, executor.shutdown)
+        await asyncio.wait({ended}, timeout=self._timeout)
+        self._executor = None
 
     def _begin_batches(self) -> None:
         """Begin all batches that are due and have a free slot."""

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -10,8 +13,17 @@ import pytest
 
 from sluicegate import Busy, Dispatcher, ManualClock, Worker
 from sluicegate.cli.main import main
+from tests.harness.patient_dispatch import patient_dispatch
 from tests.harness.servers import RedisServer
 from tests.harness.waits import PATIENCE
+
+__all__ = ["patient_dispatch"]
+
+ACTIONS = ("status", "drain", "dead", "retry")
+
+NOT_SERVED = (
+    "sluicegate queue: no worker has served a queue 'q' yet (with the prefix 'sluicegate:')\n"
+)
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -49,8 +61,23 @@ def test_the_status_of_a_queue_that_nobody_uses(command: Command) -> None:
         "normal              0        0\n"
         "background          0        0\n"
         "dead: 0\n",
-        "",
+        NOT_SERVED,
     )
+
+
+def test_a_queue_that_no_worker_has_served_is_empty_and_named_as_such(
+    command: Command, redis_server: RedisServer
+) -> None:
+    """Its name may be misspelt; but a queue may also be looked at before its first worker."""
+    for action in ACTIONS:
+        for options in ((), ("--json",)):
+            code, out, error = command(action, *options)
+            assert (code, error) == (0, NOT_SERVED)
+            assert out
+    command("drain", "--resume")
+    add_requests(redis_server)
+    for action in ACTIONS:
+        assert command(action)[2] == ""
 
 
 def test_the_status_tells_what_waits_and_runs_and_who_is_alive(
@@ -169,7 +196,7 @@ def test_a_drained_queue_refuses_requests_until_it_is_resumed(redis_server: Redi
 
 
 def test_dead_requests_are_listed_and_put_back(command: Command, redis_server: RedisServer) -> None:
-    assert command("dead") == (0, "no dead requests\n", "")
+    assert command("dead") == (0, "no dead requests\n", NOT_SERVED)
     request = {
         "content_type": "json",
         "reply_to": "sluicegate:{q}:replies:nobody",
@@ -214,6 +241,11 @@ def test_data_that_json_cannot_say_is_shown_all_the_same(
         redis.xadd("sluicegate:{q}:dead", {"reason": "r", "stream": "", "request": payload})
     assert command("dead")[1].endswith("b'\\xff'\n")
     assert json.loads(command("dead", "--json")[1])["dead"][0]["data"] == "b'\\xff'"
+    payload = msgspec.msgpack.encode({**data, "data": {b"\xff": 1}})  # nor as a key
+    with redis_server.client as redis:
+        redis.xadd("sluicegate:{q}:dead", {"reason": "r", "stream": "", "request": payload})
+    assert command("dead")[1].endswith("{b'\\xff': 1}\n")
+    assert json.loads(command("dead", "--json")[1])["dead"][1]["data"] == "{b'\\xff': 1}"
 
 
 def test_without_redis_the_exit_code_is_1(command: Command, redis_server: RedisServer) -> None:
@@ -226,12 +258,99 @@ def test_without_redis_the_exit_code_is_1(command: Command, redis_server: RedisS
         assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", ["redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"])
+def test_a_cluster_or_sentinel_that_does_not_answer_is_named_in_one_line(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for action in ACTIONS:
+        assert main(["queue", action, "q", "--url", kind], clock=ManualClock()) == 1
+        out, error = capsys.readouterr()
+        assert out == ""
+        assert error.startswith(f"sluicegate queue: cannot find the {kind[6:].replace('://', ' ')}")
+        assert error.endswith("; use --url if Redis is elsewhere\n")
+        assert error.count("\n") == 1
+        assert len(error) < 300
+
+
+@pytest.fixture
+def locked_server(redis_server: RedisServer) -> Iterator[RedisServer]:
+    """A Redis that needs the password `secret`."""
+    with redis_server.client as redis:
+        redis.config_set("requirepass", "secret")
+        yield redis_server
+        redis.config_set("requirepass", "")
+
+
+@pytest.mark.parametrize(
+    ("login", "reason"),
+    [("", "Redis needs a password (NOAUTH)"), (":wrong@", "Redis error: WRONGPASS")],
+)
+def test_a_redis_that_needs_a_password_is_exit_code_1(
+    command: Command, locked_server: RedisServer, login: str, reason: str
+) -> None:
+    url = locked_server.url.replace("//", f"//{login}")
+    for action in ACTIONS:
+        code, out, error = command(action, "--url", url)
+        assert (code, out) == (1, "")
+        assert error.startswith(f"sluicegate queue: {reason}")
+        assert error.endswith("; the password is part of --url: redis://:PASSWORD@HOST\n")
+        assert error.count("\n") == 1
+        assert "wrong@" not in error
+
+
+def test_keys_of_other_programs_are_exit_code_1_without_advice_about_the_url(
+    command: Command, redis_server: RedisServer
+) -> None:
+    with redis_server.client as redis:
+        redis.set("sluicegate:{q}:dead", "not a stream")
+    for action in ("status", "dead", "retry"):
+        code, out, error = command(action)
+        assert (code, out) == (1, "")
+        assert "WRONGTYPE" in error
+        assert "--url" not in error
+
+
+def test_what_other_programs_call_workers_is_shown_with_replacement_characters(
+    command: Command, redis_server: RedisServer
+) -> None:
+    with redis_server.client as redis:
+        redis.zadd("sluicegate:{q}:workers", {b"w\xff1": 9e15})
+        redis.set("sluicegate:{q}:rate", "many")
+    assert command("status")[1].splitlines()[:2] == [
+        "workers alive: 1, unknown rate",
+        "  w\ufffd1",
+    ]
+    assert json.loads(command("status", "--json")[1])["workers"] == ["w\ufffd1"]
+    assert json.loads(command("drain", "--json")[1])["is_empty"] is True
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_terminal_that_lacks_characters_of_a_name_shows_question_marks(
+    redis_server: RedisServer, encoding: str
+) -> None:
+    with redis_server.client as redis:
+        redis.zadd("sluicegate:{q}:workers", {"n\u00e4me": 9e15})
+    done = subprocess.run(
+        [sys.executable, "-m", "sluicegate", "queue", "status", "q", "--url", redis_server.url],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0
+    name = done.stdout.decode(encoding).splitlines()[1].strip()
+    assert name == ("n?me" if encoding == "ascii" else "n\u00e4me")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["status"], "QUEUE"),
         (["empty", "q"], "invalid choice"),
         (["status", ""], "queue must not be empty"),
+        (["status", "\udcff"], r"queue must be encodable as UTF-8, got '\udcff'"),
+        (["drain", "\udcff"], r"queue must be encodable as UTF-8, got '\udcff'"),
+        (["dead", "\udcff"], r"queue must be encodable as UTF-8, got '\udcff'"),
+        (["retry", "q", "--prefix", "\udcff"], r"prefix must be encodable as UTF-8, got '\udcff'"),
         (["status", "q", "--url", "http://x"], "url must start with redis://"),
         (["dead", "q", "--most", "0"], "expected an integer above 0, got '0'"),
         (["drain", "q", "--timeout", "-1"], "expected a finite number above 0, got '-1'"),

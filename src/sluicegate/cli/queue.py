@@ -1,6 +1,7 @@
 """`sluicegate queue`: looks at a queue of dispatch, drains it, and retries its dead requests.
 
-Exit code 1 if Redis does not answer or a drained queue is not empty in time, 2 for wrong usage.
+Exit code 1 if Redis does not answer or a drained queue is not empty in time, 2 for wrong usage. A
+queue that no worker has served yet is empty; stderr says so, for its name may be misspelt.
 """
 
 import argparse
@@ -126,16 +127,35 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     act: Callable[..., int] = arguments.act
     with asyncio.Runner() as runner:
         try:
+            if not runner.run(admin.exists()):
+                sys.stderr.write(
+                    f"sluicegate queue: no worker has served a queue {arguments.queue!r} yet "
+                    f"(with the prefix {arguments.prefix!r})\n"
+                )
             return act(_Queue(admin, runner), arguments, clock)
         except SluicegateError as error:
-            advice = "; use --url if Redis is elsewhere" if isinstance(error, Unavailable) else ""
-            sys.stderr.write(f"sluicegate queue: {error}{advice}\n")
+            sys.stderr.write(f"sluicegate queue: {_one_line(error)}{_advice(error)}\n")
             return 1
         except KeyboardInterrupt:
             return 128 + 2  # as a shell has it for SIGINT
         finally:
             with suppress(SluicegateError):
                 runner.run(admin.close())
+
+
+def _one_line(error: SluicegateError) -> str:
+    return " ".join(str(error).split()).rstrip(".")
+
+
+def _advice(error: SluicegateError) -> str:
+    """What to do about an error that Redis has answered, or about none at all."""
+    from sluicegate.redis_client import ErrorReply
+
+    if not isinstance(error, ErrorReply):
+        return "; use --url if Redis is elsewhere" if isinstance(error, Unavailable) else ""
+    if error.code in ("NOAUTH", "WRONGPASS"):
+        return "; the password is part of --url: redis://:PASSWORD@HOST"
+    return ""
 
 
 class _Queue:
@@ -192,6 +212,8 @@ def _drain(queue: _Queue, arguments: argparse.Namespace, clock: Clock) -> int:
 def _dead(queue: _Queue, arguments: argparse.Namespace, clock: Clock) -> int:
     found = queue.dead(arguments.most)
     rows = [_describe(one) for one in found]
+    if arguments.json:
+        rows = [_as_json(row) for row in rows]
     _print(arguments, {"queue": arguments.queue, "dead": rows}, format_dead(rows))
     return 0
 
@@ -205,7 +227,10 @@ def _retry(queue: _Queue, arguments: argparse.Namespace, clock: Clock) -> int:
 
 
 def _print(arguments: argparse.Namespace, document: dict[str, Any], text: str) -> None:
-    sys.stdout.write(json.dumps(document, default=repr) + "\n" if arguments.json else text)
+    if arguments.json:
+        text = json.dumps(document, default=repr) + "\n"
+    encoding = sys.stdout.encoding or "utf-8"  # a terminal may lack characters of a name
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
 
 
 def _resume_command(arguments: argparse.Namespace) -> str:
@@ -250,6 +275,15 @@ def _describe(dead: "DeadRequest") -> dict[str, Any]:
             name.decode(errors="replace"): value.decode(errors="replace")
             for name, value in dead.fields
         }
+    return row
+
+
+def _as_json(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose data JSON can say: a key of msgpack may be bytes."""
+    try:
+        json.dumps(row, default=repr)
+    except (TypeError, ValueError, RecursionError):
+        return {**row, "data": repr(row["data"])}
     return row
 
 

@@ -21,7 +21,7 @@ script can use them together:
 In a queue's name `{`, `}` and `%` are written `%7B`, `%7D` and `%25`.
 """
 
-from sluicegate._validate import check_text, encode_utf8
+from sluicegate._validate import encode_utf8
 
 __all__ = ["GROUP", "PRIORITIES", "RETURNED", "QueueKeys", "TaskId", "check_priority"]
 
@@ -38,13 +38,15 @@ class QueueKeys:
     """The keys of one queue."""
 
     def __init__(self, queue: str, prefix: str = "sluicegate:") -> None:
-        check_text("queue", queue)
         if "{" in prefix or "}" in prefix:
             raise ValueError(
                 f"prefix must not contain braces, which mark the hash tag, got {prefix!r}"
             )
+        encode_utf8("queue", queue)
+        if prefix:
+            encode_utf8("prefix", prefix)
         self.queue = queue
-        start = encode_utf8("queue", f"{prefix}{{{queue.translate(_ESCAPES)}}}:")
+        start = f"{prefix}{{{queue.translate(_ESCAPES)}}}:".encode()
         self.tasks = tuple(b"%btasks:%d" % (start, priority) for priority in PRIORITIES)
         self.dead = start + b"dead"
         self.workers = start + b"workers"

@@ -70,7 +70,7 @@ async def read_status(pool: AsyncRedisPool, keys: QueueKeys, timeout: float) -> 
     time, workers, rate, dead, draining = replies[2 * count :]
     now = int(time[0]) * 1000
     alive = [
-        name.decode()
+        name.decode(errors="replace")
         for name, until in zip(workers[::2], workers[1::2], strict=True)
         if float(until) > now
     ]
@@ -81,10 +81,18 @@ async def read_status(pool: AsyncRedisPool, keys: QueueKeys, timeout: float) -> 
         },
         running=dict(zip(PRIORITIES, running, strict=True)),
         workers=sorted(alive),
-        rate=float(rate) if alive and rate is not None else None,
+        rate=_number(rate) if alive else None,
         dead=dead,
         is_draining=bool(draining),
     )
+
+
+def _number(text: bytes | None) -> float | None:
+    """None for what is no number: any program can write the key."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
 
 
 class QueueAdmin:
@@ -100,6 +108,11 @@ class QueueAdmin:
 
     async def status(self) -> QueueStatus:
         return await read_status(self._pool, self._keys, self._timeout)
+
+    async def exists(self) -> bool:
+        """Whether a worker has ever served it: its streams stay when the last worker leaves."""
+        replies = await self._exchange([pack("EXISTS", key) for key in self._keys.tasks])
+        return any(replies)
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests for this long; those in the queue are finished.

@@ -73,6 +73,15 @@ def test_a_full_pool_pauses_until_a_batch_has_begun_and_then_looks_for_more_urge
     assert idle_step(fetcher) == Look((4, 0, 0))
 
 
+def test_a_worker_with_another_free_slot_goes_on_when_a_batch_has_begun() -> None:
+    core = make_core(4)
+    fetcher = Fetcher(core)
+    pool(core, 4)
+    assert fetcher.fetched(NOW, Look((4, 4, 4)), 4, False)
+    core.take(NOW)  # what the shell does before the next step
+    assert idle_step(fetcher) == Look((4, 4, 4))
+
+
 @pytest.mark.parametrize(
     ("next_free_at", "expected"),
     [

@@ -153,8 +153,11 @@ def test_processes_that_hang_are_killed_and_their_requests_run_elsewhere(
         await worker.start()
         async with client:
             calls = [client.submit(str(begun), timeout=PATIENCE) for _ in range(2)]
-            await wait_until(lambda: len(begun.read_text().splitlines()) == 2)
-            assert await worker.stop(0.05) == 2
+            try:
+                await wait_until(lambda: len(begun.read_text().splitlines()) == 2)
+            finally:  # processes that hang would hold up the end of the tests
+                unfinished = await worker.stop(0.05)
+            assert unfinished == 2
             assert find_processes(begun.read_text().split()) == []  # no zombie, either
             assert multiprocessing.active_children() == []
             assert not any(call.done() for call in calls)

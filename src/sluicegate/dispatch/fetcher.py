@@ -76,7 +76,7 @@ class Fetcher:
         self._empty_at = float("-inf")  # when a fetch has last left nothing in the queue
         self._refills = 0  # in a row, for one batch
         self._may_have_lost = False
-        self._has_filled_pool = False
+        self._has_fetched = False  # just now, and what came may have filled the pool
 
     @property
     def is_last(self) -> bool:
@@ -97,9 +97,9 @@ class Fetcher:
         self._is_waiting = False
         if self._may_have_lost:
             return Recover()
-        if self._has_filled_pool:
-            self._has_filled_pool = False  # look for more urgent ones when a batch has begun
-            return self._pause(now, next_free_at)
+        has_fetched, self._has_fetched = self._has_fetched, False
+        if has_fetched and self._core.is_full:
+            return self._pause(now, next_free_at)  # look for more urgent ones after a batch began
         wanted = self._core.wanted(now, free, next_free_at) if self.is_turn else ()
         if wanted:
             return self._fetch(now, wanted)
@@ -124,7 +124,7 @@ class Fetcher:
             return False
         is_ready = count > 0 or self._refills > 0
         self._refills = 0
-        self._has_filled_pool = self._core.is_full
+        self._has_fetched = True
         return is_ready
 
     def failed(self) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from sluicegate.dispatch.client_core import ClientCore
+from sluicegate.dispatch.fetcher import Fetcher, Pause, Step
 from sluicegate.dispatch.messages import Claimed, Enqueued, Finishing
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.worker_core import WorkerCore
@@ -67,6 +68,12 @@ def lapse_by_the_lease_of_the_reaper(
     return now * 1000.0 - pending.renewed_at >= lease * 1000.0
 
 
+def pause_after_each_fetch(self: Fetcher, *arguments: object) -> Step:
+    has_fetched, self._has_fetched = self._has_fetched, False
+    return Pause(None) if has_fetched else _step(self, *arguments)  # type: ignore[arg-type]
+
+
+_step = Fetcher.step
 _finish, _enqueue, _refuse = QueueModel.finish, QueueModel.enqueue, WorkerCore._refuse
 
 MUTANTS = {
@@ -113,6 +120,10 @@ MUTANTS = {
     "a fetch takes as many of each priority": (
         (QueueModel, "fetch", fetch_as_many_of_each_priority),
         "which is more urgent",
+    ),
+    "a worker that has fetched sleeps though another slot is free": (
+        (Fetcher, "step", pause_after_each_fetch),
+        "is idle while tasks wait",
     ),
     "ended tasks are held for ever": (
         (WorkerCore, "confirm", lambda *_: None),

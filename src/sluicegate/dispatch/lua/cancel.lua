@@ -25,8 +25,8 @@ for place = 8, #ARGV, 2 do
     redis.call('XDEL', stream, id)
     where = 1
     if entry[2] ~= returned then
-      local since = redis.call('GET', ARGV[7] .. ARGV[place] .. ':' .. id)
-      where, had = 2, since and now - tonumber(since) or entry[3]
+      local since = tonumber(redis.pcall('GET', ARGV[7] .. ARGV[place] .. ':' .. id))
+      where, had = 2, since and now - since or entry[3]
       local key = control .. entry[2]
       redis.pcall('XADD', key, 'MAXLEN', '~', ARGV[5], '*', 'cancel', ARGV[place] .. ' ' .. id)
       redis.pcall('PEXPIRE', key, lifetime)

@@ -24,5 +24,5 @@ end
 redis.call('ZREM', KEYS[streams + 1], worker)
 redis.call('HDEL', KEYS[streams + 2], worker)
 redis.call('HDEL', KEYS[streams + 3], worker)
-redis.call('DEL', ARGV[6])
+redis.pcall('DEL', ARGV[6]) -- not in KEYS: in a cluster it may be on another server by now
 return count

@@ -9,6 +9,9 @@
 -- The lease of a task is that of the worker which holds it. A consumer that has told none, such as
 -- a worker in another language, has the lease of the worker that calls.
 --
+-- Keys that are not in KEYS are tried with `pcall`: while the slot of a queue is moved to another
+-- server of a cluster they may be there already, and an error would lose the tasks that were taken.
+--
 -- A consumer is forgotten when its worker is not alive and the last of its tasks was taken.
 local streams = tonumber(ARGV[1])
 local group, worker, lease, room = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -40,7 +43,7 @@ local function take(stream, id, least_idle, deliveries)
   local key = KEYS[stream]
   local claimed = redis.call('XCLAIM', key, group, worker, least_idle, id)[1]
   if claimed and claimed[2] then
-    redis.call('DEL', ARGV[9] .. stream .. ':' .. id)
+    redis.pcall('DEL', ARGV[9] .. stream .. ':' .. id)
     taken[#taken + 1] = {stream, id, deliveries + 1, claimed[2]}
     for _, word in ipairs(claimed[2]) do
       bytes = bytes + #word
@@ -77,7 +80,7 @@ local function forget_dead(stream)
     if pending == 0 and idle > lease and name ~= ARGV[8]
         and not redis.call('ZSCORE', workers, name) then
       redis.call('XGROUP', 'DELCONSUMER', KEYS[stream], group, name)
-      redis.call('DEL', ARGV[7] .. name)
+      redis.pcall('DEL', ARGV[7] .. name)
     else
       is_consumer[name] = true
     end

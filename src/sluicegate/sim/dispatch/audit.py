@@ -13,7 +13,8 @@
 7. Without faults of the network no call fails with `Unavailable`.
 8. A worker that looks for tasks is given none while a more urgent one waits, nor does it begin one
    while it has a more urgent one in its pool.
-9. When all is quiet, nothing is left of requests and dead workers.
+9. No task waits for long while a worker that has had no fault is idle.
+10. When all is quiet, nothing is left of requests and dead workers.
 
 The checks keep their own account of times and deadlines. Of the worker they use the estimate.
 """
@@ -43,6 +44,7 @@ __all__ = ["Audit", "Sent"]
 _MARGIN = 1.3
 _TRY_EVERY = 1.0
 _ROUNDING = 1e-3
+_LONGEST_IDLE = 1.0  # seconds
 _DEAF = 5.0  # seconds for which a worker may hear nothing after a lost exchange, and a retry
 
 
@@ -79,6 +81,7 @@ class Audit:
         self._cancelled: dict[TaskId, tuple[float, bytes]] = {}  # when, and with which worker
         self._told: set[tuple[bytes, TaskId]] = set()
         self._last_run: dict[bytes, float] = {}
+        self._idle_since: dict[bytes, float] = {}  # workers that are, while tasks wait
 
     # Calls
 
@@ -217,6 +220,17 @@ class Audit:
         before.append(_Begun(worker, now))
         if len(before) > worker.options.max_deliveries:
             self._violate(f"{worker.name} began {task!r}: the {len(before)}th time")
+
+    def check_idle(self, model: QueueModel, workers: Iterable["SimulatedWorker"]) -> None:
+        """Called from time to time."""
+        now = self._world.now
+        for worker in workers:
+            is_idle = len(worker.slots.ends) < worker.slots.count and not worker.core.pooled
+            if not model.has_waiting or not is_idle or self._was_disturbed(worker):
+                self._idle_since.pop(worker.id, None)
+            elif now - self._idle_since.setdefault(worker.id, now) > _LONGEST_IDLE:
+                self._violate(f"{worker.name} is idle while tasks wait")
+                del self._idle_since[worker.id]
 
     # The end
 

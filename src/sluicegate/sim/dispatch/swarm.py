@@ -69,6 +69,7 @@ class _Swarm:
         self.seconds = min(self._plan_calls(), 60.0)
         if not self.is_calm:
             self._plan_faults()
+        self._watch_idle()
 
     def run(self) -> Outcome:
         self.world.run(self.seconds)
@@ -128,6 +129,10 @@ class _Swarm:
             self.world.at(time, self._call, draw.choice(self.clients), timeout)
             last = max(last, time + timeout)
         return last
+
+    def _watch_idle(self) -> None:
+        self.audit.check_idle(self.server.model, self.workers)
+        self.world.at(self.world.now + 0.1, self._watch_idle)
 
     def _call(self, client: SimulatedClient, timeout: float) -> None:
         client.run(self._call_now, client, timeout)

@@ -1,0 +1,26 @@
+"""Which of several centrals leads: one interface, and the ways to decide it.
+
+async with PaxosLease("a", ["a", "b", "c"], transport, "/var/lib/sluicegate/a.paxos") as election:
+    while True:
+        if election.is_leader:
+            act(election.epoch)
+        await election.changed()
+"""
+
+from typing import TYPE_CHECKING
+
+from sluicegate._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from sluicegate.election.election import Election
+    from sluicegate.election.paxos import PaxosLease
+
+__all__ = ["Election", "PaxosLease"]
+
+__getattr__ = lazy_exports(
+    globals(),
+    {
+        "sluicegate.election.election": ["Election"],
+        "sluicegate.election.paxos": ["PaxosLease"],
+    },
+)

@@ -44,6 +44,7 @@ soak: .venv/test .venv/core ## the tests with many more examples, kills and rand
 	$(BIN)/sluicegate simulate random-faults --runs 2000 --jobs $$(nproc) --seed $$(date +%s)
 	$(BIN)/sluicegate simulate pacing-random --runs 10000 --jobs $$(nproc) --seed $$(date +%s)
 	$(BIN)/sluicegate simulate dispatch-random --runs 20000 --jobs $$(nproc) --seed $$(date +%s)
+	$(BIN)/sluicegate simulate election-random --runs 100000 --jobs $$(nproc) --seed $$(date +%s)
 
 clean: ## remove .venv and everything that was built
 	rm -rf .venv build dist src/*.egg-info .coverage .*_cache .hypothesis

@@ -3,7 +3,7 @@
 Exit code 0 if our assignment meets all goals, 1 if not, 2 for wrong usage. `random` in place of a
 scenario draws clusters instead: one, shown as any scenario, or many and their summary;
 `random-faults` those in which something goes wrong. What begins with `pacing` is in
-simulate_pacing.py, `dispatch-random` in simulate_dispatch.py.
+simulate_pacing.py, `dispatch-random` and `election-random` in simulate_swarms.py.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluicegate.cli import simulate_dispatch, simulate_pacing
+from sluicegate.cli import simulate_pacing, simulate_swarms
 from sluicegate.cli.arguments import count, integer, seconds
 from sluicegate.cli.output import discard, progress_bar, tell_saved, tell_written, write_file
 from sluicegate.clock import Clock
@@ -31,8 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "and with the classic one, and what passed is compared with the limits. A pacing\n"
         "scenario is run with our limiters alone, and what passed is compared with the\n"
         "line of its target. dispatch-random runs workers and clients of a queue with\n"
-        "faults, and checks that every call ends once and in time. The exit code is 0 if\n"
-        "ours meets all goals, 1 if not, 2 for wrong usage."
+        "faults, and checks that every call ends once and in time. election-random runs\n"
+        "members that elect a leader with faults, and checks that never two lead. The exit\n"
+        "code is 0 if ours meets all goals, 1 if not, 2 for wrong usage."
     )
     parser.epilog = (
         "examples:\n  sluicegate simulate --list\n  sluicegate simulate overload-3x\n"
@@ -43,7 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  sluicegate simulate random-faults --runs 60 --jobs 2\n"
         "  sluicegate simulate pacing-steady --html pacing.html\n"
         "  sluicegate simulate pacing-random --runs 200\n"
-        "  sluicegate simulate dispatch-random --runs 500"
+        "  sluicegate simulate dispatch-random --runs 500\n"
+        "  sluicegate simulate election-random --runs 2000 --jobs 2"
     )
     parser.add_argument(
         "scenario",
@@ -51,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SCENARIO",
         help=(
             "a name, a TOML file, all, random, random-faults, pacing, pacing-random, "
-            "or dispatch-random"
+            "dispatch-random, or election-random"
         ),
     )
     parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
@@ -117,8 +119,8 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
         arguments.parser.error("expected a SCENARIO; --list shows them all")
     if arguments.scenario in ("random", "random-faults"):
         return _run_random(arguments)
-    if arguments.scenario == simulate_dispatch.NAME:
-        return simulate_dispatch.run(arguments)
+    if arguments.scenario in simulate_swarms.NAMES:
+        return simulate_swarms.run(arguments)
     if _is_pacing(arguments.scenario):
         return simulate_pacing.run(arguments)
     for option in ("save", "svg"):

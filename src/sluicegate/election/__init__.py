@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 from sluicegate._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from sluicegate.election.alone import Alone
     from sluicegate.election.election import Election
     from sluicegate.election.paxos import PaxosLease
 
-__all__ = ["Election", "PaxosLease"]
+__all__ = ["Alone", "Election", "PaxosLease"]
 
 __getattr__ = lazy_exports(
     globals(),
     {
+        "sluicegate.election.alone": ["Alone"],
         "sluicegate.election.election": ["Election"],
         "sluicegate.election.paxos": ["PaxosLease"],
     },

@@ -16,6 +16,7 @@ from tests.harness.elections import (
     Electorate,
     EtcdElectorate,
     Leaderships,
+    PaxosElectorate,
     RedisElectorate,
     campaigning,
     wait_for_leader,
@@ -24,8 +25,8 @@ from tests.harness.etcd import EtcdServer
 from tests.harness.servers import RedisServer
 from tests.harness.waits import PATIENCE, wait_until
 
-ELECTORATES = ["alone", "redis", "etcd"]
-WITH_A_BACKEND = ["redis", "etcd", "etcd of three members"]
+ELECTORATES = ["alone", "paxos", "redis", "etcd"]
+WITH_A_BACKEND = ["paxos", "redis", "etcd", "etcd of three members"]
 SHORT, LONG = 1.0, 6.0  # leases: a hand-over that takes less than the long one needs no expiry
 
 Make = Callable[[str, float], Electorate]
@@ -59,6 +60,8 @@ def make(
         match name:
             case "alone":
                 made.append(AloneElectorate(tmp_path_factory.mktemp("alone"), lease))
+            case "paxos":
+                made.append(PaxosElectorate(tmp_path_factory.mktemp("paxos"), lease))
             case "redis":
                 server: RedisServer = request.getfixturevalue("redis_server")
                 made.append(RedisElectorate(server, lease))

@@ -13,45 +13,14 @@ from typing import Any
 import pytest
 
 from sluicegate.election import Election
-from sluicegate.election.paxos import PaxosLease, decode, encode
+from sluicegate.election.paxos import PaxosLease
 from sluicegate.election.paxos.durable import DurableFile
-from sluicegate.election.paxos.messages import Accepted, Ballot, Message, Prepare, Promise
+from sluicegate.election.paxos.messages import Accepted, Ballot, Prepare, Promise
 from sluicegate.errors import ConfigError, ProtocolError, Unavailable
+from tests.harness.paxos_wire import Wire
 from tests.harness.waits import PATIENCE, wait_until
 
 SHORT = {"lease": 0.4, "attempt": 0.1}
-
-
-class Wire:
-    """Carries bytes between the members of one test, in later turns of the loop."""
-
-    def __init__(self) -> None:
-        self.members: dict[str, PaxosLease] = {}
-        self.cut: set[str] = set()  # members that hear nobody, and are heard by nobody
-        self.leaders_at_once = 0
-
-    def end(self, name: str) -> "End":
-        return End(self, name)
-
-    def carry(self, sender: str, to: str, raw: bytes) -> None:
-        self.look()
-        if not self.cut & {sender, to} and to in self.members:
-            self.members[to].receive(sender, decode(raw))
-        self.look()
-
-    def look(self) -> None:
-        leaders = [member for member in self.members.values() if member.is_leader]
-        self.leaders_at_once = max(self.leaders_at_once, len(leaders))
-
-
-class End:
-    def __init__(self, wire: Wire, name: str) -> None:
-        self._wire = wire
-        self._name = name
-
-    def send(self, peer: str, message: Message) -> None:
-        raw = encode(message)
-        asyncio.get_running_loop().call_soon(self._wire.carry, self._name, peer, raw)
 
 
 class Cluster:
@@ -375,4 +344,4 @@ def test_wrong_arguments_raise_at_once(
     tmp_path: Path, name: str, members: Any, options: dict[str, float], complaint: str
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=complaint):
-        PaxosLease(name, members, End(Wire(), name), tmp_path / "a.paxos", **options)
+        PaxosLease(name, members, Wire().end(name), tmp_path / "a.paxos", **options)

@@ -13,10 +13,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluicegate.election import Alone, EtcdElection, RedisElection
+from sluicegate.election import Alone, EtcdElection, PaxosLease, RedisElection
 from sluicegate.election.election import Election, boottime
 from sluicegate.election.lease_election import LeaseElection
 from tests.harness.etcd import EtcdServer
+from tests.harness.paxos_wire import Wire
 from tests.harness.servers import RedisServer
 from tests.harness.waits import PATIENCE
 
@@ -25,6 +26,7 @@ __all__ = [
     "Electorate",
     "EtcdElectorate",
     "Leaderships",
+    "PaxosElectorate",
     "RedisElectorate",
     "campaigning",
     "wait_for_leader",
@@ -77,6 +79,31 @@ class AloneElectorate(Electorate):
 
     def bring_back(self) -> None:
         pass
+
+
+class PaxosElectorate(Electorate):
+    """Three members in one event loop; what is taken away is the network between them."""
+
+    def __init__(self, directory: Path, lease: float) -> None:
+        super().__init__(lease)
+        self._directory = directory
+        self._wire = Wire()
+
+    def candidate(self, name: str) -> Election:
+        path = self._directory / f"{name}.paxos"
+        member = PaxosLease(name, self.names, self._wire.end(name), path, lease=self.lease)
+        self._wire.members[name] = member
+        return member
+
+    def deadline(self, candidate: Election) -> float:
+        assert isinstance(candidate, PaxosLease)
+        return candidate.deadline
+
+    def take_away(self) -> None:
+        self._wire.cut.update(self.names)
+
+    def bring_back(self) -> None:
+        self._wire.cut.clear()
 
 
 class _LeaseElectorate(Electorate):

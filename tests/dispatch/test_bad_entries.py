@@ -15,7 +15,7 @@ from sluicegate.dispatch.scripts import QueueScripts
 from sluicegate.dispatch.wire import Response, encode_request, encode_response
 from sluicegate.redis_client import AsyncRedisPool
 from tests.harness.servers import RedisServer
-from tests.harness.waits import PATIENCE
+from tests.harness.waits import PATIENCE, wait_until
 
 KEYS = QueueKeys("translate")
 TASKS = "sluicegate:{translate}:tasks:0"
@@ -40,6 +40,9 @@ def request(reply_to: str, correlation_id: str | int = "1") -> bytes:
             "data": 1,
         }
     ).encode()
+
+
+JSON_REQUEST = request(REPLIES + "me", "7").replace(b"msgpack", b"json")
 
 
 @pytest.mark.parametrize("options", [{}, {"size": len}])
@@ -171,5 +174,75 @@ def test_an_invalid_request_is_answered_if_its_sender_can_be_read(
         answer = json.loads(response["response"])
         assert (answer["correlation_id"], answer["status"]) == ("7", 520)
         assert field in answer["data"]["error"]
+
+    run(scenario())
+
+
+def test_numbers_that_other_programs_wrote_wrongly_do_not_stop_the_take_over(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        pool = AsyncRedisPool(redis_server.url, PATIENCE)
+        scripts = QueueScripts(pool, KEYS, PATIENCE)
+        (task,) = await deliver(pool, {"request": b"1"})
+        for name, lease in {"x": "abc", "y": "", "z": "2.5", "u": "-1", "v": "1e30"}.items():
+            await pool.call("HSET", KEYS.leases, name, lease)
+        await pool.call("HSET", KEYS.rates, "x", "fast")
+        await scripts.heartbeat(b"other", 60.0, None)
+        await asyncio.sleep(0.01)  # in Redis's time: until the lease has run out
+        assert [one.task for one in await scripts.reap(b"other", 0.001, 5, 1.0)] == [task]
+        await pool.close()
+
+    run(scenario())
+
+
+def test_a_request_that_is_too_large_to_read_does_not_keep_a_worker_from_the_others(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        async with (
+            Worker(redis_server.url, "translate", echo, lease=10 * PATIENCE),
+            Dispatcher(redis_server.url, "translate") as client,
+        ):
+            with redis_server.client as redis:
+                redis.xadd(TASKS, {"request": b"x" * (20 << 20)})
+                assert await client.call("a", timeout=PATIENCE) == "a"
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:dead") == 1)
+                ((_, dead),) = redis.xrange("sluicegate:{translate}:dead")
+                assert "20971527 bytes, the limit is 8388608" in dead["reason"]
+                assert redis.xlen(TASKS) == 0
+
+    run(scenario())
+
+
+def test_a_response_that_is_too_large_to_read_does_not_keep_a_client_from_the_others(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        async with (
+            Worker(redis_server.url, "translate", echo),
+            Dispatcher(redis_server.url, "translate") as client,
+        ):
+            assert await client.call("a", timeout=PATIENCE) == "a"
+            with redis_server.client as redis:
+                redis.xadd(REPLIES + client.name, {"response": b"x" * (40 << 20)})
+            assert await client.call("b", timeout=PATIENCE) == "b"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("payload", "status"),
+    [(request(REPLIES + "me", "7").replace(b"msgpack", b"xml"), 520), (b" \n" + JSON_REQUEST, 0)],
+)
+def test_json_is_answered_in_json(redis_server: RedisServer, payload: bytes, status: int) -> None:
+    async def scenario() -> None:
+        async with Worker(redis_server.url, "translate", echo):
+            with redis_server.client as redis:
+                redis.xadd(TASKS, {"request": payload})
+                ((_, ((_, response),)),) = await asyncio.to_thread(
+                    redis.xread, {REPLIES + "me": "0"}, block=int(PATIENCE * 1000)
+                )
+        assert json.loads(response["response"])["status"] == status
 
     run(scenario())

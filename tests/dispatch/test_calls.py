@@ -3,6 +3,9 @@
 import asyncio
 import json
 import os
+import queue
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -329,7 +332,7 @@ def quit_from(items: list[int]) -> list[int]:
         (fail_on_odd, {"per_item": True}, "TypeError", "in fail_on_odd"),
         (lambda items: [], {}, "got 0 results for 1 items", "got 0 results for 1 items"),
         (exit_from, {"processes": True}, "killed, or exited", "killed, or exited"),
-        (quit_from, {}, "the handler could not be run to its end: SystemExit: 3", "SystemExit: 3"),
+        (quit_from, {}, "SystemExit: 3", "SystemExit: 3"),
         (double, {"size": len}, "size or cost of the worker failed: TypeError", None),
     ],
 )
@@ -402,6 +405,8 @@ def test_isolate_fails_only_the_bad_items_of_a_batch(redis_server: RedisServer) 
         (lambda items: [object()], "the result cannot be encoded"),
         (lambda items: ["x" * 3000], "bytes, the limit is 2000"),
         (lambda items: [KeyError("none such")], "KeyError: 'none such'"),
+        (lambda items: set(items), "must return a list of 1 results, got set"),
+        (lambda items: {1: 2}.keys(), "must return a list of 1 results, got dict_keys"),
     ],
 )
 def test_results_that_cannot_be_used_fail_with_a_reason(
@@ -423,9 +428,11 @@ def test_data_that_cannot_be_sent_fails_at_the_caller(redis_server: RedisServer)
                 client.submit(object(), timeout=1)
             with pytest.raises(ValueError, match="the limit is 1048576"):
                 client.submit("x" * 1_048_577, timeout=1)
-            for timeout in (0, -1, float("nan"), float("inf")):
+            for timeout in (0, -1, float("nan"), float("inf"), 1.1e9):
                 with pytest.raises(ValueError, match="timeout"):
                     client.submit(1, timeout=timeout)
+            with pytest.raises(TypeError, match="timeout must be a number, got True"):
+                client.submit(1, timeout=True)
             with pytest.raises(ValueError, match="priority must be -1, 0 or 1, got 2"):
                 client.submit(1, timeout=1, priority=2)
 
@@ -660,7 +667,7 @@ def test_a_worker_without_redis_fails_to_start_and_leaves_no_thread(
             {"handler": lambda items: items, "processes": True},
             "needs a handler that can be pickled",
         ),
-        ({"handler": double, "lease": 0.01}, "lease must be at least 0.1 seconds, got 0.01"),
+        ({"handler": double, "lease": 0.01}, "lease must be from 0.1 to 86400, got 0.01"),
     ],
 )
 def test_a_worker_that_could_not_work_is_refused(options: dict[str, Any], message: str) -> None:
@@ -1022,5 +1029,72 @@ def test_every_call_of_a_thread_ends_when_another_closes_the_client(
         with suppress(RuntimeError, Unavailable):
             while True:
                 client.call(1, timeout=10 * PATIENCE)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("method", ["call", "call_many", "close"])
+def test_a_callback_that_would_wait_for_its_own_thread_is_refused(
+    redis_server: RedisServer, method: str
+) -> None:
+    arguments = {"call": ([1], {"timeout": 1}), "call_many": ([[1]], {"timeout": 1})}
+    words, options = arguments.get(method, ([], {}))
+    errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    with SyncDispatcher(redis_server.url, QUEUE) as client:
+
+        def call_back(_: object) -> None:
+            try:
+                getattr(client, method)(*words, **options)
+            except RuntimeError as error:
+                errors.put(error)
+
+        client.submit(1, timeout=PATIENCE).add_done_callback(call_back)  # there is no worker
+        assert "client's own thread" in str(errors.get(timeout=PATIENCE))
+
+
+def test_a_call_while_the_interpreter_shuts_down_is_refused(redis_server: RedisServer) -> None:
+    program = f"""
+from sluicegate import NoWorkers, SyncDispatcher
+
+class Last:
+    def __init__(self):
+        self.client = SyncDispatcher({redis_server.url!r}, "q")
+        try:
+            self.client.call(1, timeout=60)
+        except NoWorkers:
+            pass
+    def __del__(self):
+        try:
+            self.client.call(1, timeout=60)
+        except RuntimeError as error:
+            print(error)
+
+last = Last()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert "shutting down" in ended.stdout, ended
+
+
+def test_calls_that_are_given_up_together_are_cancelled_together(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        async with (
+            Worker(redis_server.url, QUEUE, gate),
+            Dispatcher(redis_server.url, QUEUE, max_waiting=10_000) as client,
+        ):
+            calls = [client.submit(item, timeout=PATIENCE) for item in range(3000)]
+            with redis_server.client as redis:
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:0") == 3000)
+                redis.config_resetstat()
+                for call in calls:
+                    call.cancel()
+                await wait_until(lambda: redis.xlen("sluicegate:{translate}:tasks:0") == 0)
+                assert redis.info("commandstats")["cmdstat_evalsha"]["calls"] < 100
+            gate.opened.set()
+            assert await client.call("next", timeout=PATIENCE) == "next"
 
     run(scenario())

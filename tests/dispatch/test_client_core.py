@@ -17,7 +17,7 @@ from sluicegate.dispatch.messages import (
     Outgoing,
 )
 from sluicegate.dispatch.wire import FAILED, OK, TIMED_OUT, Response
-from sluicegate.errors import ProtocolError, Unavailable
+from sluicegate.errors import Unavailable
 
 Core = ClientCore[str]
 
@@ -74,7 +74,7 @@ def test_refusals_have_their_reasons() -> None:
         (Response("a", 503, {"length": 3, "limit": 2}), Busy),
         (Response("a", 503, {"length": "many", "limit": float("inf")}), Busy),
         (Response("a", TIMED_OUT, {"waited": 10**400, "ran": float("nan")}), TimedOut),
-        (Response("a", 77), ProtocolError),
+        (Response("a", 77), HandlerFailed),
     ],
 )
 def test_errors_of_responses(response: Response, kind: type[Exception]) -> None:

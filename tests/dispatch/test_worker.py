@@ -209,3 +209,156 @@ def test_a_worker_that_is_started_again_runs_what_it_had_given_back(
             opened.set()  # the first thread ends, and its result is discarded
 
     run(scenario())
+
+
+def test_a_worker_is_started_once_until_it_has_stopped(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with client, Worker(redis_server.url, QUEUE, echo) as worker:
+            with pytest.raises(RuntimeError, match="was started before"):
+                await worker.start()
+            assert await client.call(1, timeout=PATIENCE) == 1
+        with redis_server.client as redis:
+            assert redis.zcard("sluicegate:{translate}:workers") == 0
+        async with worker:
+            pass
+
+    run(scenario())
+
+
+def exit_for_bad(items: list[Any]) -> list[Any]:
+    if "bad" in items:
+        raise SystemExit(3)
+    return items
+
+
+async def exit_for_bad_async(items: list[Any]) -> list[Any]:
+    return exit_for_bad(items)
+
+
+@pytest.mark.parametrize("handler", [exit_for_bad, exit_for_bad_async])
+def test_a_handler_that_exits_fails_its_own_item_where_items_are_isolated(
+    redis_server: RedisServer, handler: Callable[[list[Any]], Any]
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        options: dict[str, Any] = {"isolate": True, "max_batch": 3, "max_wait": PATIENCE}
+        async with Worker(redis_server.url, QUEUE, handler, **options), client:
+            first, bad, last = await client.call_many(
+                [1, "bad", 2], timeout=2 * PATIENCE, return_errors=True
+            )
+            assert (first, last) == (1, 2)
+            assert isinstance(bad, HandlerFailed)
+            assert bad.message == "SystemExit: 3"
+
+    run(scenario())
+
+
+class Unloadable:
+    """Can be pickled, and not be loaded again."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def results_for_processes(items: list[Any]) -> list[Any]:
+    bad = {"lambda": lambda: None, "unloadable": Unloadable()}
+    return [bad.get(item, item) for item in items]
+
+
+def test_a_result_that_cannot_leave_its_process_fails_its_own_call(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        options: dict[str, Any] = {"processes": True, "max_batch": 3, "max_wait": PATIENCE}
+        async with Worker(redis_server.url, QUEUE, results_for_processes, **options), client:
+            good, *bad = await client.call_many(
+                ["good", "lambda", "unloadable"], timeout=2 * PATIENCE, return_errors=True
+            )
+            assert good == "good"
+            assert ["pickled" in one.message for one in bad] == [True, True]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0, 1e200, True])
+def test_a_cost_that_is_no_number_fails_its_own_request_and_spoils_no_estimate(
+    redis_server: RedisServer, cost: float
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        costs: dict[str, float] = {"bad": cost}
+        worker = Worker(redis_server.url, QUEUE, echo, cost=lambda item: costs.get(item, 1.0))
+        async with worker, client:
+            with pytest.raises(HandlerFailed, match="cost must be"):
+                await client.call("bad", timeout=PATIENCE)
+            assert await client.call("good", timeout=PATIENCE) == "good"
+            assert 0.0 <= worker.cores[QUEUE].time.estimate(1.0) < PATIENCE
+
+    run(scenario())
+
+
+def test_an_error_with_any_text_reaches_the_caller(redis_server: RedisServer) -> None:
+    def fail(items: list[Any]) -> list[Any]:
+        raise ValueError(items[0])
+
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        async with Worker(redis_server.url, QUEUE, fail, tracebacks=True), client:
+            with pytest.raises(HandlerFailed) as caught:
+                await client.call("x" * 900_000, timeout=PATIENCE)
+            assert caught.value.message.startswith("ValueError: xxx")
+            assert "xxx" in caught.value.traceback
+
+    run(scenario())
+
+
+def test_a_busy_worker_stops_in_time_while_redis_stands_still(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        began = asyncio.Event()
+
+        async def hang(items: list[Any]) -> list[Any]:
+            began.set()
+            await asyncio.sleep(4 * PATIENCE)
+            return items
+
+        worker = Worker(redis_server.url, QUEUE, hang, lease=0.4, timeout=0.3)
+        await worker.start()
+        async with Dispatcher(redis_server.url, QUEUE, timeout=PATIENCE) as client:
+            call = client.submit(1, timeout=PATIENCE)
+            await asyncio.wait_for(began.wait(), PATIENCE)
+            redis_server.stop()
+            try:
+                await asyncio.sleep(0.35)  # until it is about to renew a lease
+                assert await asyncio.wait_for(worker.stop(0.0), PATIENCE) == 1
+            finally:
+                redis_server.cont()
+            call.cancel()
+
+    run(scenario())
+
+
+def test_a_worker_tells_that_redis_did_not_take_its_answers(redis_server: RedisServer) -> None:
+    async def scenario() -> None:
+        began, may_end = asyncio.Event(), asyncio.Event()
+
+        async def wait(items: list[Any]) -> list[Any]:
+            began.set()
+            await may_end.wait()
+            return items
+
+        worker = Worker(redis_server.url, QUEUE, wait, timeout=0.3)
+        await worker.start()
+        async with Dispatcher(redis_server.url, QUEUE, timeout=PATIENCE) as client:
+            call = client.submit(1, timeout=PATIENCE)
+            await asyncio.wait_for(began.wait(), PATIENCE)
+            redis_server.stop()
+            try:
+                may_end.set()
+                assert await asyncio.wait_for(worker.stop(PATIENCE), 2 * PATIENCE) == 1
+            finally:
+                redis_server.cont()
+            call.cancel()
+
+    run(scenario())

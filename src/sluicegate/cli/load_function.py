@@ -60,11 +60,11 @@ def _import(name: str) -> Any:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(f"no module named {error.name!r} in {sys.path[0]}") from None
         raise ConfigError(_failure(name, error)) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(_failure(name, error)) from error
 
 
-def _failure(name: str, error: Exception) -> str:
+def _failure(name: str, error: BaseException) -> str:
     """What a module has raised, and where, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

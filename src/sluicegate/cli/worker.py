@@ -157,7 +157,8 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
 
 
 def _failed(error: SluicegateError) -> int:
-    advice = " (--url names another Redis)" if isinstance(error, Unavailable) else ""
+    is_redis = isinstance(error, Unavailable) and "Redis" in str(error)
+    advice = " (--url names another Redis)" if is_redis else ""
     sys.stderr.write(f"sluicegate worker: {error}{advice}\n")
     return 1
 

@@ -17,12 +17,13 @@ run is of one priority; less urgent tasks fill up a batch that has all of the mo
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sluicegate._validate import check_number, check_positive, check_whole
+from sluicegate._validate import check_between, check_number, check_positive, check_whole
 from sluicegate.dispatch.task import Task
 
 __all__ = ["Batcher"]
 
 _POOL_BATCHES = 4
+_LARGEST = 1e100  # size or cost, whose square is a number, too
 
 
 class Batcher:
@@ -57,9 +58,9 @@ class Batcher:
     def measure(self, task: Task) -> None:
         """Set the size and the cost of a task. Errors of the user's functions are raised."""
         if self.size is not None:
-            task.size = check_number("size", self.size(task.data))
+            task.size = check_between("size", self.size(task.data), -_LARGEST, _LARGEST)
         if self.cost is not None:
-            task.cost = check_number("cost", self.cost(task.data))
+            task.cost = check_between("cost", self.cost(task.data), 0.0, _LARGEST)
 
     def load(self, tasks: Sequence[Task]) -> float:
         """What the time of a batch depends on: its cost, or the number of its items."""

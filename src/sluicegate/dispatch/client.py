@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Any, Self
 
-from sluicegate._validate import check_positive, check_whole
+from sluicegate._validate import check_between, check_positive, check_whole
 from sluicegate.dispatch.client_core import Call, ClientCore, Outcome
 from sluicegate.dispatch.errors import Busy, Duplicate, HandlerFailed, NoWorkers, TimedOut
 from sluicegate.dispatch.keys import QueueKeys, check_priority
@@ -27,6 +27,8 @@ from sluicegate.dispatch.read_count import ReadCount
 from sluicegate.dispatch.scripts import Begun, QueueScripts
 from sluicegate.dispatch.wire import (
     DEFAULT_MAX_PAYLOAD,
+    LARGEST_REQUEST,
+    LONGEST_TIMEOUT,
     MSGPACK,
     check_content_type,
     decode_response,
@@ -90,6 +92,11 @@ class Dispatcher:
         )
         self._content_type = check_content_type(content_type)
         self._max_payload = check_whole("max_payload", max_payload, 1)
+        if max_payload > LARGEST_REQUEST:
+            raise ValueError(
+                f"max_payload must be at most {LARGEST_REQUEST}, which is what workers read, "
+                f"got {max_payload!r}"
+            )
         self._timeout = check_positive("timeout", timeout)
         self._pool = AsyncRedisPool(url, timeout)
         self._scripts = QueueScripts(self._pool, self._keys, timeout)
@@ -157,6 +164,7 @@ class Dispatcher:
         idempotency_key: str | None = None,
     ) -> "asyncio.Future[Any]":
         """As `call`, but the future of the result. To cancel it cancels the request."""
+        check_between("timeout", timeout, 0.0, LONGEST_TIMEOUT)
         check_positive("timeout", timeout)
         stream = check_priority(priority)
         self._open()
@@ -237,6 +245,7 @@ class Dispatcher:
         self._reply_to = self._replies.decode()
         self._core: ClientCore[asyncio.Future[Any]] = ClientCore(self.queue)
         self._outbox: list[_Call] = []
+        self._given_up: list[_Call] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -318,13 +327,20 @@ class Dispatcher:
             self._start(self._cancel(cancel))
 
     async def _cancel(self, calls: Sequence[_Call]) -> None:
-        tasks = [call.task for call in calls]
-        try:
-            reply = await self._scripts.cancel([task for task in tasks if task is not None])
-        except SluicegateError as error:
-            log.debug("could not cancel %d requests: %s", len(calls), error)
-            return
-        self._complete(self._core.cancelled(monotonic(), list(calls), reply))
+        for first in range(0, len(calls), _MOST_REQUESTS):
+            part = list(calls[first : first + _MOST_REQUESTS])
+            tasks = [call.task for call in part]
+            try:
+                reply = await self._scripts.cancel([task for task in tasks if task is not None])
+            except SluicegateError as error:
+                log.debug("could not cancel %d requests: %s", len(calls) - first, error)
+                return
+            self._complete(self._core.cancelled(monotonic(), part, reply))
+
+    def _cancel_given_up(self) -> None:
+        """Cancel what was given up in this pass of the loop."""
+        calls, self._given_up = self._given_up, []
+        self._start(self._cancel(calls))
 
     async def _read(self) -> None:
         """Read responses for ever; after a failure from where it was left."""
@@ -353,6 +369,8 @@ class Dispatcher:
                     if isinstance(error, ProtocolError) and entries.shrink(count):
                         log.debug("queue %s: %s", self.queue, error)
                         continue
+                    if isinstance(error, ProtocolError):
+                        seen = await self._skip_reply(seen, error)
                     self._unavailable = _as_unavailable(error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _LONGEST_RETRY)
@@ -370,6 +388,15 @@ class Dispatcher:
                     self._start(self._trim(seen))
         finally:
             await reader.close()
+
+    async def _skip_reply(self, seen: bytes, error: ProtocolError) -> bytes:
+        """The id of an entry that is too large to read: its calls time out, the others go on."""
+        try:
+            entry = await self._scripts.next_entry(self._replies, seen)
+        except SluicegateError:
+            return seen
+        log.error("queue %s: responses are lost, in one entry: %s", self.queue, error)
+        return entry or seen
 
     def _receive(self, fields: Sequence[bytes]) -> None:
         for payload in fields[1::2]:
@@ -394,7 +421,9 @@ class Dispatcher:
     def _give_up(self, call: _Call) -> None:
         self.outcomes["cancelled"] += 1
         if self._core.give_up(call):
-            self._start(self._cancel([call]))
+            if not self._given_up and self._loop is not None:
+                self._loop.call_soon(self._cancel_given_up)
+            self._given_up.append(call)
 
     def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:

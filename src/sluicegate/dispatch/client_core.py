@@ -19,7 +19,7 @@ from sluicegate.dispatch.keys import TaskId
 from sluicegate.dispatch.messages import BUSY, DUPLICATE, Cancelled, Enqueued, Outgoing
 from sluicegate.dispatch.wire import BUSY as BUSY_STATUS
 from sluicegate.dispatch.wire import FAILED, OK, TIMED_OUT, Response
-from sluicegate.errors import ProtocolError, SluicegateError, Unavailable
+from sluicegate.errors import SluicegateError, Unavailable
 
 __all__ = ["Call", "ClientCore", "Expired"]
 
@@ -224,7 +224,7 @@ class ClientCore(Generic[_Waiter]):
         if response.status == FAILED:
             error = str(data.get("error", response.data))
             return HandlerFailed(self.queue, error, str(data.get("traceback", "")))
-        return ProtocolError(f"invalid response: unknown status {response.status!r}")
+        return HandlerFailed(self.queue, f"invalid response: unknown status {response.status!r}")
 
 
 def _seconds(data: dict[str, Any], name: str) -> float:

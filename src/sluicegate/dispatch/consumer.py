@@ -15,11 +15,12 @@ from typing import Any
 from sluicegate.dispatch.fetcher import Begin, Fetcher, Look, Pause, Read, Recover
 from sluicegate.dispatch.keys import GROUP, QueueKeys, TaskId
 from sluicegate.dispatch.messages import Claimed, Finishing
-from sluicegate.dispatch.scripts import RETURNED_IDLE, Begun, QueueScripts
+from sluicegate.dispatch.scripts import RETURNED_IDLE, TOO_LARGE, Begun, QueueScripts
 from sluicegate.dispatch.server_clock import ServerClock
 from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.wire import (
     FAILED,
+    LARGEST_REQUEST,
     OK,
     InvalidRequest,
     Request,
@@ -164,15 +165,19 @@ class Consumer:
         await self._listener.close()
         self.core.release()
 
-    async def leave(self, timeout: float) -> None:
-        """Send what is left to send, give back what did not run, and forget the worker."""
+    async def leave(self, timeout: float) -> int:
+        """Send what is left to send, give back what did not run, and forget the worker.
+
+        Returns how many sets of answers Redis has not confirmed.
+        """
         if not self._loops:
-            return  # it could not start, and has taken nothing
+            return 0  # it could not start, and has taken nothing
         self.flush()
         for _ in range(2):  # what fails at first is sent again
             if sending := [*self._unconfirmed, *self._sending]:
                 await asyncio.wait(sending, timeout=timeout)
                 await asyncio.sleep(0)
+        unconfirmed = len(self._unconfirmed) + len(self._sending)
         for task in [*self._sending, *self._loops]:
             task.cancel()
         await asyncio.gather(*self._sending, *self._loops, return_exceptions=True)
@@ -181,6 +186,7 @@ class Consumer:
         except SluicegateError as error:
             # Redis is away: the lease runs out, and the reaper does the same.
             log.warning("queue %s: could not give back tasks: %s", self.keys.queue, error)
+        return unconfirmed
 
     async def _go_on(self, loop: Callable[[], Any]) -> None:
         """Run one of the loops for ever."""
@@ -285,8 +291,10 @@ class Consumer:
             await asyncio.sleep(self._beat_every)
             try:
                 await self._beat()
-            finally:  # whatever the heartbeat fails of, leases are kept if they can be
+            except Exception:  # whatever it fails of, leases are kept if they can be
                 await self._renew()
+                raise
+            await self._renew()
             await self._reap()
 
     async def _beat(self) -> None:
@@ -421,8 +429,11 @@ class Consumer:
 
 def _decode(fields: Sequence[bytes]) -> Request | InvalidRequest:
     try:
-        if len(fields) != 2 or fields[0] != b"request":
+        if len(fields) != 2 or fields[0] not in (b"request", TOO_LARGE):
             raise InvalidRequest("expected one field, request")
+        if fields[0] == TOO_LARGE:
+            size = fields[1].decode()
+            raise InvalidRequest(f"it has {size} bytes, the limit is {LARGEST_REQUEST}")
         return decode_request(fields[1])
     except InvalidRequest as error:
         return error

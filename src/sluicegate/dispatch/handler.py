@@ -5,13 +5,15 @@ is an exception fails its own item. With `per_item` it takes one item and return
 sync, and runs in a thread or a process, or async.
 
 Whatever a handler raises fails its items, so that their callers hear of it: also a `CancelledError`
-of something that it awaited. Only where the batch itself is cancelled is that passed on.
+of something that it awaited, and a `SystemExit`. Only where the batch itself is cancelled is that
+passed on.
 """
 
 import asyncio
 import inspect
+import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from sluicegate.dispatch.wire import FAILED, OK
@@ -21,6 +23,9 @@ __all__ = ["Handler", "Outcome"]
 
 # A status and the data of a response. That of a failure has its traceback as `trace`, for the log.
 Outcome = tuple[int, Any]
+
+_MOST_ERROR = 10_000  # characters of an error's text, and of its traceback
+_MOST_TRACE = 100_000
 
 
 class Handler:
@@ -49,10 +54,29 @@ class Handler:
             return [self._run_item(item) for item in items]
         try:
             return self._check(self.function(list(items)), items)
-        except Exception as error:  # noqa: BLE001  the caller of the request must hear of it
+        except BaseException as error:  # noqa: BLE001  the caller of the request must hear of it
             if self.isolate and len(items) > 1:
                 return [self.run([item])[0] for item in items]
             return [self._failure(error)] * len(items)
+
+    def run_in_process(self, items: Sequence[Any]) -> list[bytes]:
+        """`run`, with each outcome pickled for itself: one that cannot be fails alone."""
+        return [self._pickle(outcome) for outcome in self.run(items)]
+
+    def load(self, pickled: bytes) -> Outcome:
+        """An outcome of `run_in_process`, in the worker's own process."""
+        try:
+            outcome: Outcome = pickle.loads(pickled)
+        except Exception as error:  # noqa: BLE001  an object may fail in its own way
+            return self._failure(TypeError(f"the result cannot be unpickled: {describe(error)}"))
+        return outcome
+
+    def _pickle(self, outcome: Outcome) -> bytes:
+        try:
+            return pickle.dumps(outcome)
+        except Exception as error:  # noqa: BLE001  as above
+            failure = TypeError(f"the result cannot be pickled: {describe(error)}")
+            return pickle.dumps(self._failure(failure))
 
     async def run_async(self, items: Sequence[Any]) -> list[Outcome]:
         """Run an async handler."""
@@ -60,7 +84,7 @@ class Handler:
             return list(await asyncio.gather(*(self._run_item_async(item) for item in items)))
         try:
             return self._check(await self.function(list(items)), items)
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             if _is_being_cancelled():
                 raise
             if self.isolate and len(items) > 1:
@@ -70,19 +94,20 @@ class Handler:
     def _run_item(self, item: Any) -> Outcome:
         try:
             return self._outcome(self.function(item))
-        except Exception as error:  # noqa: BLE001  as above
+        except BaseException as error:  # noqa: BLE001  as above
             return self._failure(error)
 
     async def _run_item_async(self, item: Any) -> Outcome:
         try:
             return self._outcome(await self.function(item))
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             if _is_being_cancelled():
                 raise
             return self._failure(error)
 
     def _check(self, results: Any, items: Sequence[Any]) -> list[Outcome]:
-        if isinstance(results, str | bytes | dict) or not hasattr(results, "__len__"):
+        has_order = not isinstance(results, str | bytes | dict | Set)
+        if not has_order or not hasattr(results, "__len__"):
             raise TypeError(
                 f"a handler must return a list of {len(items)} results, "
                 f"got {type(results).__name__}"
@@ -98,8 +123,9 @@ class Handler:
         return self._failure(result) if isinstance(result, Exception) else (OK, result)
 
     def _failure(self, error: BaseException) -> Outcome:
-        trace = "".join(traceback.format_exception(error))
-        data = {"error": describe(error), "trace": trace}
+        trace = "".join(traceback.format_exception(error))[-_MOST_TRACE:]
+        trace = trace.encode(errors="replace").decode()
+        data = {"error": describe(error)[:_MOST_ERROR], "trace": trace}
         if self.tracebacks:
             data["traceback"] = trace
         return FAILED, data

@@ -23,10 +23,17 @@ class HandlerThreads(Executor):
     def __init__(self, count: int) -> None:
         self._count = count
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        for number in range(count):
-            threading.Thread(
-                target=_work, args=(self._jobs,), name=f"sluicegate-handler-{number}", daemon=True
-            ).start()
+        try:
+            for number in range(count):
+                threading.Thread(
+                    target=_work,
+                    args=(self._jobs,),
+                    name=f"sluicegate-handler-{number}",
+                    daemon=True,
+                ).start()
+        except BaseException:  # too many for the system: those that were started end
+            self.shutdown()
+            raise
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> "Future[_T]":
         future: Future[_T] = Future()

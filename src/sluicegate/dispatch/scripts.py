@@ -22,11 +22,13 @@ from sluicegate.dispatch.messages import (
     Heartbeat,
     Outgoing,
 )
+from sluicegate.dispatch.wire import LARGEST_REQUEST
 from sluicegate.errors import ProtocolError
 from sluicegate.redis_client import AsyncRedisPool, ErrorReply, pack
 
-__all__ = ["RETURNED_IDLE", "Begun", "QueueScripts"]
+__all__ = ["RETURNED_IDLE", "TOO_LARGE", "Begun", "QueueScripts"]
 
+TOO_LARGE = b"too large"  # in place of a request's field; its value is the number of bytes
 CONTROL_SECONDS = 60.0  # how long a control stream outlives what was last said in it
 MAX_CONTROL = 100_000  # entries of a control stream that its worker has not read
 REPLY_SECONDS = 60.0  # how long a reply stream outlives its last reply
@@ -51,7 +53,7 @@ _SCRIPTS = {
     name: _Script(name)
     for name in (
         *("enqueue", "fetch", "recover", "finish", "cancel"),
-        *("heartbeat", "reap", "renew", "leave", "retry"),
+        *("heartbeat", "reap", "renew", "leave", "retry", "next_entry"),
     )
 }
 
@@ -120,7 +122,8 @@ class QueueScripts:
 
     async def recover(self, worker: bytes, held: Iterable[TaskId]) -> list[Claimed]:
         """Tasks that were delivered to a worker and are not among those that it holds."""
-        words: list[_Word] = [self._streams, GROUP, worker, *_task_words(held)]
+        words: list[_Word] = [self._streams, GROUP, worker, LARGEST_REQUEST, TOO_LARGE]
+        words += _task_words(held)
         return _read_claimed(await self._call("recover", self._keys.tasks, words))
 
     async def finish(self, tasks: Sequence[Finishing]) -> list[int]:
@@ -158,6 +161,7 @@ class QueueScripts:
         keys = [*self._keys.tasks, self._keys.reaper, self._keys.workers, self._keys.leases]
         words: list[_Word] = [self._streams, GROUP, worker, _ms(lease), room, _ms(turn)]
         words += [self._keys.control_start, RETURNED, self._keys.taken_start]
+        words += [LARGEST_REQUEST, TOO_LARGE]
         return _read_claimed(await self._call("reap", keys, words))
 
     async def renew(self, worker: bytes, lease: float, tasks: Sequence[TaskId]) -> list[int]:
@@ -178,6 +182,11 @@ class QueueScripts:
         """Put requests of the dead list back into the queue; how many."""
         keys = [*self._keys.tasks, self._keys.dead]
         return int(await self._call("retry", keys, [self._streams, most]))
+
+    async def next_entry(self, stream: bytes, after: bytes) -> bytes | None:
+        """The id of the entry of a stream that follows another; None if there is none."""
+        entry: bytes | None = await self._call("next_entry", [stream], [after])
+        return entry
 
     async def create_groups(self) -> None:
         """Create the streams of tasks and their consumer groups, where they are missing."""

@@ -6,6 +6,7 @@ They begin with the first call, and anew in a forked child. After `close` only `
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
@@ -52,6 +53,7 @@ class SyncDispatcher:
         idempotency_key: str | None = None,
     ) -> Any:
         """As `Dispatcher.call`."""
+        self._check_thread("call")
         return self.submit(
             data, timeout=timeout, priority=priority, idempotency_key=idempotency_key
         ).result()
@@ -65,6 +67,7 @@ class SyncDispatcher:
         return_errors: bool = False,
     ) -> list[Any]:
         """As `Dispatcher.call_many`."""
+        self._check_thread("call_many")
         many = list(items)
         return self._schedule(
             lambda dispatcher: dispatcher.call_many(
@@ -80,7 +83,10 @@ class SyncDispatcher:
         priority: int = 0,
         idempotency_key: str | None = None,
     ) -> "Future[Any]":
-        """As `Dispatcher.submit`, with a `concurrent.futures.Future`."""
+        """As `Dispatcher.submit`, with a `concurrent.futures.Future`.
+
+        Its callbacks run in the client's own thread: they must not block.
+        """
         return self._schedule(
             lambda dispatcher: dispatcher.call(
                 data, timeout=timeout, priority=priority, idempotency_key=idempotency_key
@@ -89,6 +95,7 @@ class SyncDispatcher:
 
     def close(self) -> None:
         """As `Dispatcher.close`; it ends the thread, too."""
+        self._check_thread("close")
         with self._lock:
             self._is_closed = True
             loop, thread, self._loop = self._loop, self._thread, None
@@ -106,10 +113,20 @@ class SyncDispatcher:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _check_thread(self, method: str) -> None:
+        """A method that waits for the client's thread would wait for ever there."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                f"{method}() waits, and was called in the client's own thread, by a callback of "
+                "a future: use submit(), or another thread"
+            )
+
     def _schedule(
         self, begin: Callable[[Dispatcher], Coroutine[Any, Any, _Result]]
     ) -> "Future[_Result]":
         """Run a call on the loop. It is there before `close` can be, which then ends it."""
+        if sys.is_finalizing():
+            raise RuntimeError("the interpreter is shutting down: the client's thread has ended")
         if self._pid != os.getpid():
             # The parent's thread is not here, and the lock may have been held by it.
             self._lock = threading.Lock()

@@ -3,7 +3,7 @@
 A request is {content_type, reply_to, correlation_id, timeout, data}, a response {correlation_id,
 status, data}. Both are msgpack maps, or JSON objects when the request's content type is "json"; a
 response has the encoding of its request. Which of the two a message is shows in its first byte: no
-msgpack map begins with a brace.
+msgpack map begins with a brace or with white space.
 
 Data is what JSON can say, and in msgpack bytes and times with a time zone besides. What msgspec
 turns into these arrives as such: a dataclass as a dict, a tuple as a list, a date as text.
@@ -21,6 +21,8 @@ __all__ = [
     "DEFAULT_MAX_PAYLOAD",
     "FAILED",
     "JSON",
+    "LARGEST_REQUEST",
+    "LONGEST_TIMEOUT",
     "MSGPACK",
     "OK",
     "TIMED_OUT",
@@ -45,6 +47,8 @@ JSON = "json"
 MSGPACK = "msgpack"
 
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
+LARGEST_REQUEST = 8 * 1024 * 1024  # bytes, that a worker reads; see recover.lua
+LONGEST_TIMEOUT = 1e9  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +124,26 @@ def encode_request(
 
 
 def decode_request(payload: bytes) -> Request:
-    decoder = _json_request if payload[:1] == b"{" else _msgpack_request
+    decoder = _json_request if _is_json(payload) else _msgpack_request
     try:
         request = decoder.decode(payload)
     except Exception as error:  # noqa: BLE001  see `_reason`
         raise InvalidRequest(_reason(error), _decode_sender(payload)) from None
-    if not 0.0 <= request.timeout <= 1e9:
+    if not 0.0 <= request.timeout <= LONGEST_TIMEOUT:
         reason = f"timeout must be seconds, got {request.timeout!r}"
+        raise InvalidRequest(reason, _decode_sender(payload))
+    if request.content_type not in (MSGPACK, JSON):
+        reason = f"content_type must be 'msgpack' or 'json', got {request.content_type!r:.100}"
         raise InvalidRequest(reason, _decode_sender(payload))
     return request
 
 
+def _is_json(payload: bytes) -> bool:
+    return payload[:1] in (b"{", b" ", b"\n", b"\r", b"\t")
+
+
 def _decode_sender(payload: bytes) -> Sender | None:
-    is_json = payload[:1] == b"{"
+    is_json = _is_json(payload)
     try:
         sender = (_json_sender if is_json else _msgpack_sender).decode(payload)
     except Exception:  # noqa: BLE001  see `_reason`
@@ -154,7 +165,7 @@ def encode_response(content_type: str, response: Response) -> bytes:
 
 
 def decode_response(payload: bytes) -> Response:
-    decoder = _json_response if payload[:1] == b"{" else _msgpack_response
+    decoder = _json_response if _is_json(payload) else _msgpack_response
     try:
         return decoder.decode(payload)
     except Exception as error:  # noqa: BLE001  see `_reason`

@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, Self
 
-from sluicegate._validate import check_positive, check_whole
+from sluicegate._validate import check_between, check_positive, check_whole
 from sluicegate.dispatch.batcher import Batcher
 from sluicegate.dispatch.consumer import Consumer, Slots
 from sluicegate.dispatch.handler import Handler, Outcome
@@ -42,6 +42,7 @@ __all__ = ["Worker"]
 
 _GUARD = "if __name__ == '__main__':"
 _LEAST_LEASE = 0.1  # seconds: four heartbeats in a lease
+_LONGEST_LEASE = 86400.0  # what is given back seems to be idle for longer
 
 
 class Worker:
@@ -87,11 +88,13 @@ class Worker:
             raise ValueError("processes=True needs a sync handler, got an async one")
         if processes:
             _check_can_be_pickled(self._handler)
-        if check_positive("lease", lease) < _LEAST_LEASE:
-            raise ValueError(f"lease must be at least {_LEAST_LEASE:g} seconds, got {lease!r}")
+        check_between("lease", lease, _LEAST_LEASE, _LONGEST_LEASE)
         check_whole("max_deliveries", max_deliveries, 1)
         self._concurrency = check_whole("concurrency", concurrency, 1)
         self._processes = processes
+        self._run: Callable[[list[Any]], Any] = (
+            self._handler.run_in_process if processes else self._handler.run
+        )
         self._max_payload = check_whole("max_payload", max_payload, 1)
         self._timeout = check_positive("timeout", timeout)
         self._pool = AsyncRedisPool(url, timeout)
@@ -109,6 +112,7 @@ class Worker:
         self._executor: Executor | None = None
         self._running: dict[asyncio.Future[Any], Batch] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._is_started = False  # until `stop` has ended
         self._is_stopping = False
 
     @property
@@ -137,9 +141,18 @@ class Worker:
                 "a worker was started while a handler process imports the program's main module: "
                 f"start it under {_GUARD}"
             )
+        if self._is_started:
+            raise RuntimeError(f"{self!r} was started before; stop() must have ended first")
+        self._is_started = True
         self._is_stopping = False
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop(0.0)
+            raise
+
+    async def _start(self) -> None:
         self._executor = self._make_executor()
-        self._consumers = []
         for keys, core in zip(self._keys, self._cores, strict=True):
             consumer = Consumer(
                 self._pool,
@@ -153,20 +166,16 @@ class Worker:
                 previous=self._consumers[-1] if self._consumers else None,
             )
             self._consumers.append(consumer)
-        try:
-            if isinstance(self._executor, ProcessPoolExecutor):
-                await self._prepare_processes(self._executor)
-            for consumer in self._consumers:
-                await consumer.start()
-        except BaseException:
-            await self.stop(0.0)
-            raise
+        if isinstance(self._executor, ProcessPoolExecutor):
+            await self._prepare_processes(self._executor)
+        for consumer in self._consumers:
+            await consumer.start()
 
     async def stop(self, timeout: float = 10.0) -> int:
         """Finish what runs within `timeout` seconds, answer, and give back the rest.
 
-        Returns how many batches had not ended. Their results are discarded. Handlers in threads
-        cannot be ended; processes are killed.
+        Returns how many batches had not ended, and how many Redis has not confirmed the answers of.
+        Their results are discarded. Handlers in threads cannot be ended; processes are killed.
         """
         self._is_stopping = True
         if self._timer is not None:
@@ -181,15 +190,17 @@ class Worker:
             running.cancel()
         if unfinished and isinstance(self._executor, ProcessPoolExecutor):
             await self._kill_processes(self._executor)
+        unconfirmed = 0
         for consumer in self._consumers:
-            await consumer.leave(self._timeout)
+            unconfirmed += await consumer.leave(self._timeout)
             consumer.core.forget()
         self._consumers = []
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
         await self._pool.close()
-        return len(unfinished)
+        self._is_started = False
+        return len(unfinished) + unconfirmed
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -302,10 +313,10 @@ class Worker:
             return asyncio.ensure_future(self._handler.run_async(items))
         loop = asyncio.get_running_loop()
         try:
-            return loop.run_in_executor(self._executor, self._handler.run, items)
+            return loop.run_in_executor(self._executor, self._run, items)
         except BrokenProcessPool:  # a process died while it was idle
             self._replace_executor(self._executor)
-            return loop.run_in_executor(self._executor, self._handler.run, items)
+            return loop.run_in_executor(self._executor, self._run, items)
 
     def _replace_executor(self, broken: Executor | None) -> None:
         """Begin new processes, once for all batches that fail with the `broken` ones."""
@@ -327,6 +338,8 @@ class Worker:
         outcomes: list[Outcome]
         if error is None:
             outcomes = done.result()
+            if self._processes:
+                outcomes = [self._handler.load(one) for one in done.result()]
         else:
             if isinstance(error, BrokenProcessPool):
                 self._replace_executor(executor)

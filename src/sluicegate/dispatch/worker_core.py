@@ -281,7 +281,7 @@ class WorkerCore:
                 self.batcher.measure(task)
             except ProtocolError as error:
                 return self._bury(task, str(error))
-            except Exception as error:  # noqa: BLE001  size and cost are the user's functions
+            except (Exception, SystemExit) as error:  # noqa: BLE001  they are the user's functions
                 self.stats.tasks["failed"] += 1
                 reason = f"size or cost of the worker failed: {describe(error)}"
                 return Ending(task, FAILED, {"error": reason})

@@ -77,7 +77,8 @@ async def serve(
             signal.signal(number, action)
     if unfinished:
         log.warning(
-            "batches did not end within %g s, their requests are given back: %d",
+            "batches did not end within %g s, or Redis did not take their answers; their requests "
+            "are given back: %d",
             stop_timeout,
             unfinished,
         )

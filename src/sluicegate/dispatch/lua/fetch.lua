@@ -5,8 +5,9 @@
 -- Returns for each task: stream, id, its fields.
 --
 -- XREADGROUP of all streams at once would take up to COUNT of each. A few at a time, until there are
--- many bytes: a client refuses a reply that is too large, and what it delivers would be lost.
-local FEW, MOST_BYTES = 4, 4 * 1024 * 1024
+-- many bytes: a client refuses a reply that is too large, and must ask for its tasks again. Where
+-- the tasks so far are small, more at a time.
+local FEW, MANY, MOST_BYTES = 4, 64, 4 * 1024 * 1024
 local taken, bytes = {}, 0
 
 -- Takes up to `count` tasks of a stream; how many, or an error.
@@ -31,6 +32,9 @@ for stream = 1, #KEYS do
   local room = tonumber(ARGV[2 + stream]) - #taken
   while room > 0 and bytes < MOST_BYTES do
     local asked = math.min(room, FEW)
+    if #taken > 0 and bytes / #taken < MOST_BYTES / MANY / 16 then
+      asked = math.min(room, MANY)
+    end
     local count = take(stream, asked)
     if type(count) == 'table' then -- what was taken is delivered
       return #taken > 0 and taken or count

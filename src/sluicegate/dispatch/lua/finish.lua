@@ -12,6 +12,7 @@
 -- ever, and take the answers of the others. What depends on keys that other programs write, the
 -- dead list and reply streams, is therefore tried with `pcall`, and lost if they are no streams.
 local MOST_WORDS = 200 -- names and values of an entry that the dead list keeps: a request has one
+local MOST_BYTES = 16 * 1024 * 1024 -- of them
 local streams = tonumber(ARGV[1])
 local group = ARGV[2]
 local ended, deleted, replies, order = {}, {}, {}, {}
@@ -22,8 +23,14 @@ local function bury(stream, id, reason)
     return
   end
   local words = {'reason', reason, 'stream', stream, 'id', id}
-  for place = 1, math.min(#entry[2], MOST_WORDS) do
-    words[#words + 1] = entry[2][place]
+  local bytes = 0
+  for place = 1, math.min(#entry[2], MOST_WORDS) - 1, 2 do
+    local name, value = entry[2][place], entry[2][place + 1]
+    bytes = bytes + #name + #value
+    if bytes <= MOST_BYTES then
+      words[#words + 1] = name
+      words[#words + 1] = value
+    end
   end
   redis.pcall('XADD', KEYS[streams + 1], 'MAXLEN', '~', ARGV[5], '*', unpack(words))
 end

@@ -28,7 +28,7 @@ end
 
 local total = 0
 for _, one in ipairs(redis.call('HVALS', rates)) do
-  total = total + tonumber(one)
+  total = total + (tonumber(one) or 0) -- other programs write here, too
 end
 if total > 0 then
   redis.call('SET', rate, string.format('%.6g', total), 'PX', lifetime)

@@ -3,7 +3,8 @@
 -- KEYS: the streams of tasks, `reaper`, `workers`, `leases`.
 -- ARGV: number of streams; group; worker; lease in ms; most tasks to take; for how many ms no other
 --   worker needs to look again; the start of the names of control streams; the consumer of
---   returned tasks; the start of the names of `taken` keys.
+--   returned tasks; the start of the names of `taken` keys; most bytes of a request; the field that
+--   stands for a larger one (see recover.lua).
 -- Returns for each task: stream, id, how often it was delivered (this time included), its fields.
 --
 -- The lease of a task is that of the worker which holds it. A consumer that has told none, such as
@@ -27,8 +28,12 @@ local lease_of, shortest = {}, lease
 local told = redis.call('HGETALL', leases)
 for place = 1, #told, 2 do
   local one = tonumber(told[place + 1])
-  lease_of[told[place]] = one
-  shortest = math.min(shortest, one)
+  if one and one >= 1 and one < 1e15 then -- other programs write here, too
+    lease_of[told[place]] = math.floor(one)
+    shortest = math.min(shortest, math.floor(one))
+  else
+    redis.call('HDEL', leases, told[place])
+  end
 end
 
 -- A client refuses a reply that is too large: the rest is for the next turn.
@@ -44,10 +49,15 @@ local function take(stream, id, least_idle, deliveries)
   local claimed = redis.call('XCLAIM', key, group, worker, least_idle, id)[1]
   if claimed and claimed[2] then
     redis.pcall('DEL', ARGV[9] .. stream .. ':' .. id)
-    taken[#taken + 1] = {stream, id, deliveries + 1, claimed[2]}
-    for _, word in ipairs(claimed[2]) do
-      bytes = bytes + #word
+    local fields, size = claimed[2], 0
+    for _, word in ipairs(fields) do
+      size = size + #word
     end
+    if size > tonumber(ARGV[10]) then
+      fields, size = {ARGV[11], tostring(size)}, 0
+    end
+    taken[#taken + 1] = {stream, id, deliveries + 1, fields}
+    bytes = bytes + size
   else -- deleted by hand: nothing is left to run
     redis.call('XACK', key, group, id)
   end

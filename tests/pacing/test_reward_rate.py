@@ -55,6 +55,7 @@ def test_passes_that_waited_at_the_begin_are_not_expected_of_this_period() -> No
     assert rewards.to_come(0.0) > 0.0  # but those beyond the usual are
 
 
+@pytest.mark.no_cover  # a day of syncs
 def test_the_history_is_bounded() -> None:
     rewards = RewardRate(1.0, 30.0)
     for second in range(0, 100_000, 2):

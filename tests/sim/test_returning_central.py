@@ -5,6 +5,9 @@ import pytest
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import read
 
+# Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
+pytestmark = pytest.mark.no_cover
+
 SCENARIO = """
 title = "t"
 about = "a"

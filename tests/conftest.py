@@ -14,8 +14,14 @@ from tests.harness.hooks import (
     pytest_xdist_make_scheduler,
 )
 from tests.harness.servers import RedisServer
+from tests.harness.shipped_scenarios import run_shipped
 
-__all__ = ["pytest_collection_modifyitems", "pytest_runtest_call", "pytest_xdist_make_scheduler"]
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_runtest_call",
+    "pytest_xdist_make_scheduler",
+    "run_shipped",
+]
 
 settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile(

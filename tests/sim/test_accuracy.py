@@ -13,7 +13,7 @@ import pytest
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import Scenario, load, read
 from sluicegate.sim.traffic import Cost
-from tests.harness.shipped_scenarios import run_shipped
+from tests.harness.shipped_scenarios import RunShipped
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
@@ -72,7 +72,7 @@ ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_of_the_accuracy_table(name: str) -> None:
+def test_a_row_of_the_accuracy_table(name: str, run_shipped: RunShipped) -> None:
     at_most, at_least = ROWS[name]
     for seed in SEEDS:
         result = run_shipped(name, seed=seed)

@@ -1,5 +1,7 @@
 """What was wrong with the classic system, one fault at a time: it shows there, and not with us."""
 
+from collections.abc import Callable
+
 import pytest
 
 from sluicegate.quota.ledger.ledger import Ledger
@@ -8,7 +10,7 @@ from sluicegate.quota.messages import Report
 from sluicegate.sim.measures import Measures
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import Scenario, read
-from tests.harness.shipped_scenarios import run_shipped
+from tests.harness.shipped_scenarios import RunShipped
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
@@ -18,8 +20,12 @@ def both(scenario: Scenario) -> tuple[Measures, Measures]:
     return run(scenario).measures, run(scenario, system="classic").measures
 
 
-def both_shipped(name: str) -> tuple[Measures, Measures]:
-    return run_shipped(name).measures, run_shipped(name, "classic").measures
+BothShipped = Callable[[str], tuple[Measures, Measures]]
+
+
+@pytest.fixture
+def both_shipped(run_shipped: RunShipped) -> BothShipped:
+    return lambda name: (run_shipped(name).measures, run_shipped(name, "classic").measures)
 
 
 def over_10(measures: Measures) -> float:
@@ -27,7 +33,9 @@ def over_10(measures: Measures) -> float:
     return measures.over_10
 
 
-def test_the_bucket_is_given_out_once_and_not_to_each_of_three_slots() -> None:
+def test_the_bucket_is_given_out_once_and_not_to_each_of_three_slots(
+    both_shipped: BothShipped,
+) -> None:
     fair, classic = both_shipped("overload-3x")
     assert classic.over_1 is not None
     assert classic.over_1 > 1.5
@@ -39,7 +47,7 @@ def test_the_bucket_is_given_out_once_and_not_to_each_of_three_slots() -> None:
 
 
 @pytest.mark.parametrize("name", ["join", "failover"])
-def test_a_node_without_a_quota_is_not_unlimited(name: str) -> None:
+def test_a_node_without_a_quota_is_not_unlimited(name: str, both_shipped: BothShipped) -> None:
     fair, classic = both_shipped(name)
     assert over_10(classic) > 0.2
     assert over_10(fair) <= 0.05
@@ -75,20 +83,20 @@ def test_a_user_nobody_has_seen_before_is_not_unlimited() -> None:
     assert over_10(fair) <= 0.4
 
 
-def test_a_share_below_one_does_not_starve() -> None:
+def test_a_share_below_one_does_not_starve(both_shipped: BothShipped) -> None:
     fair, classic = both_shipped("one-per-second")
     assert classic.under == 1.0
     assert fair.under is not None
     assert fair.under <= 0.05
 
 
-def test_what_was_booked_outlives_the_central_that_booked_it() -> None:
+def test_what_was_booked_outlives_the_central_that_booked_it(both_shipped: BothShipped) -> None:
     fair, classic = both_shipped("failover")
     assert classic.unrecorded
     assert fair.unrecorded == 0.0
 
 
-def test_reports_are_neither_lost_nor_counted_twice() -> None:
+def test_reports_are_neither_lost_nor_counted_twice(both_shipped: BothShipped) -> None:
     fair, classic = both_shipped("lossy")
     assert classic.unrecorded
     assert fair.unrecorded == 0.0

@@ -109,6 +109,7 @@ def many_users(count: int) -> Scenario:
         title = "Many users on one node"
         about = "More counters in a slot than the older node collected."
         seconds = 12
+        exact_arrivals = true
         warm_up = 2
         nodes = 1
         centrals = 1

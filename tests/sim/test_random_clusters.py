@@ -1,5 +1,9 @@
-"""Clusters drawn at random: the whole space is covered, and a seed is always the same cluster."""
+"""Clusters drawn at random: the whole space is covered, and a seed is always the same cluster.
 
+What comes of them is in test_random_space.py.
+"""
+
+import functools
 import math
 from collections import Counter
 from dataclasses import replace
@@ -16,8 +20,6 @@ from sluicegate.sim.space_picture import picture
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
 
-SEEDS = range(20)
-DRAWS = [draw(seed).facts for seed in range(1500)]
 
 DIMENSIONS = {
     "nodes": (1, 50),
@@ -30,10 +32,16 @@ DIMENSIONS = {
 }
 
 
+@functools.cache
+def draws() -> list[Facts]:
+    """Not made when the file is imported, which each process of a test run does."""
+    return [draw(seed).facts for seed in range(1500)]
+
+
 @pytest.mark.parametrize("name", DIMENSIONS)
 def test_draws_reach_both_ends_of_each_dimension_and_go_no_further(name: str) -> None:
     least, most = DIMENSIONS[name]
-    values = [getattr(facts, name) for facts in DRAWS]
+    values = [getattr(facts, name) for facts in draws()]
     assert least <= min(values) <= max(1.1 * least, 0.0)
     assert 0.9 * most <= max(values) <= most
 
@@ -43,26 +51,28 @@ def test_draws_are_spread_over_the_orders_of_magnitude(name: str) -> None:
     least, most = DIMENSIONS[name]
     parts = Counter(
         min(3, int(4 * math.log(getattr(facts, name) / least) / math.log(most / least)))
-        for facts in DRAWS
+        for facts in draws()
     )
     # Requests that are simulated one by one have lower limits.
-    assert all(parts[part] >= len(DRAWS) * (0.08 if name == "limit" else 0.15) for part in range(4))
+    assert all(
+        parts[part] >= len(draws()) * (0.08 if name == "limit" else 0.15) for part in range(4)
+    )
 
 
 def test_draws_have_every_regime_spread_and_kind_of_cost() -> None:
-    assert {facts.regime for facts in DRAWS} == set(REGIMES)
-    assert min(Counter(facts.regime for facts in DRAWS).values()) >= 30
+    assert {facts.regime for facts in draws()} == set(REGIMES)
+    assert min(Counter(facts.regime for facts in draws()).values()) >= 30
     spreads = {"all", "one", "weighted", "hopping", "on and off", "moving"}
-    assert {facts.spread for facts in DRAWS} == spreads
-    assert {facts.scarcest for facts in DRAWS if facts.resources == 4} == {
+    assert {facts.spread for facts in draws()} == spreads
+    assert {facts.scarcest for facts in draws() if facts.resources == 4} == {
         "requests",
         "tokens",
         "reads",
         "bytes",
     }
-    assert 0.2 < sum(facts.tail is not None for facts in DRAWS) / len(DRAWS) < 0.3
-    assert 0.4 < sum(facts.wait for facts in DRAWS) / len(DRAWS) < 0.6
-    assert any(facts.together > 10 for facts in DRAWS)
+    assert 0.2 < sum(facts.tail is not None for facts in draws()) / len(draws()) < 0.3
+    assert 0.4 < sum(facts.wait for facts in draws()) / len(draws()) < 0.6
+    assert any(facts.together > 10 for facts in draws())
 
 
 def is_thin(facts: Facts) -> bool:
@@ -86,7 +96,7 @@ BELONGS = {
 
 def test_a_cluster_belongs_to_the_first_regime_that_it_fits() -> None:
     assert list(BELONGS) == list(REGIMES)
-    for facts in DRAWS:
+    for facts in draws():
         first = next(regime for regime, fits in BELONGS.items() if fits(facts))
         assert facts.regime == first, facts
 
@@ -125,8 +135,9 @@ def test_a_run_has_enough_requests_and_not_too_many() -> None:
 def test_the_same_seed_gives_the_same_cluster_and_the_same_figures() -> None:
     assert draw(3) == draw(3)
     assert draw(3).text != draw(4).text
-    assert run_one(3) == run_one(3)
-    assert run_many([3, 4, 5], jobs=2) == run_many([3, 4, 5])
+    once = [run_one(seed) for seed in (3, 9, 18)]
+    assert run_many([3, 9, 18]) == once
+    assert run_many([3, 9, 18], jobs=2) == once
 
 
 def test_a_saved_cluster_is_the_same_scenario(tmp_path: Path) -> None:
@@ -134,16 +145,6 @@ def test_a_saved_cluster_is_the_same_scenario(tmp_path: Path) -> None:
     cluster = draw(9)
     path.write_text(cluster.text)
     assert replace(load(str(path)), name="random", file="random") == cluster.scenario
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_random_cluster_runs_and_breaks_no_invariant(seed: int) -> None:
-    row = run_one(seed)
-    assert row.broken is None
-    assert row.shortfall is not None
-    assert row.shortfall <= 1.0
-    assert row.excess is None or row.excess >= 0.0
-    assert row.unrecorded == 0.0
 
 
 def test_the_summary_has_the_distribution_of_each_regime_and_its_worst_seed() -> None:

@@ -913,6 +913,19 @@ def test_an_outage_is_logged_once_for_all_that_fails_of_it(
     run(scenario())
 
 
+def test_the_end_of_an_outage_is_logged(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with Worker(redis_server.url, QUEUE, double, lease=0.5):
+            redis_server.kill()
+            await wait_until(lambda: any("trying again" in text for text in caplog.messages))
+            redis_server.start()
+            await wait_until(lambda: any("answers again" in text for text in caplog.messages))
+
+    run(scenario())
+
+
 def test_nothing_is_left_behind(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         client = Dispatcher(redis_server.url, QUEUE)

@@ -362,3 +362,45 @@ def test_a_worker_tells_that_redis_did_not_take_its_answers(redis_server: RedisS
             call.cancel()
 
     run(scenario())
+
+
+def die_for_bad(items: list[Any]) -> list[Any]:
+    if "bad" in items:
+        os._exit(9)
+    return items
+
+
+def test_an_item_that_kills_its_process_fails_alone_where_items_are_isolated(
+    redis_server: RedisServer,
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        options: dict[str, Any] = {"processes": True, "max_batch": 4, "max_wait": PATIENCE}
+        worker = Worker(redis_server.url, QUEUE, die_for_bad, isolate=True, **options)
+        async with worker, client:
+            *good, bad = await client.call_many(
+                [1, 2, 3, "bad"], timeout=2 * PATIENCE, return_errors=True
+            )
+            assert good == [1, 2, 3]
+            assert isinstance(bad, HandlerFailed)
+            assert "killed, or exited" in bad.message
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("result", [object(), "x" * 3000])
+def test_a_result_that_cannot_be_sent_counts_as_failed(
+    redis_server: RedisServer, result: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        client = Dispatcher(redis_server.url, QUEUE)
+        worker = Worker(redis_server.url, QUEUE, lambda items: [result], max_payload=2000)
+        async with worker, client:
+            with pytest.raises(HandlerFailed):
+                await client.call(1, timeout=PATIENCE)
+            counts = worker.cores[QUEUE].stats.tasks
+            await wait_until(lambda: counts["failed"] == 1)
+            assert counts["answered"] == 0
+        assert any("the handler failed 1 requests" in text for text in caplog.messages)
+
+    run(scenario())

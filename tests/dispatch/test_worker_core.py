@@ -336,3 +336,24 @@ def test_the_trial_after_a_while_without_a_batch_is_of_the_most_urgent() -> None
     batch, _ = core.take(0.0)
     assert batch is not None
     assert [one.id[0] for one in batch.tasks] == [0]
+
+
+@pytest.mark.parametrize("by_size", [False, True])
+def test_a_task_at_its_last_delivery_runs_alone(by_size: bool) -> None:
+    """It may have killed its workers: the others of its batch must not die with it again."""
+    batcher = Batcher(4, size=(lambda _: 1.0) if by_size else None)
+    core = WorkerCore(batcher, max_deliveries=3)
+    tasks = [task(number, deliveries=3 if number in (1, 3) else 2) for number in range(5)]
+    core.add(0.01, tasks, 0.01)
+    batches = []
+    while (taken := core.take(0.01)[0]) is not None:
+        batches.append(sorted(numbers(taken.tasks)))
+    assert batches == [[0, 2, 4], [1], [3]]
+
+
+def test_where_a_task_is_delivered_once_only_batches_are_as_always() -> None:
+    core = core_of(4, max_deliveries=1)
+    core.add(0.01, [task(number) for number in range(4)], 0.01)
+    batch, _ = core.take(0.01)
+    assert batch is not None
+    assert numbers(batch.tasks) == [0, 1, 2, 3]

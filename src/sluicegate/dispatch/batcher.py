@@ -74,9 +74,13 @@ class Batcher:
 
     def pick(self, tasks: Sequence[Task]) -> list[Task]:
         """The next batch of these tasks, most urgent and oldest first; at least one."""
+        first = tasks[0]
+        if first.runs_alone:
+            return [first]
+        if any(task.runs_alone for task in tasks):
+            tasks = [task for task in tasks if not task.runs_alone]
         if self.size is None:
             return self._fit(tasks[: self.max_batch])
-        first = tasks[0]
         equals = [task for task in tasks if task.id[0] == first.id[0]]
         others = tasks[len(equals) :]
         by_size = sorted(equals, key=_size)

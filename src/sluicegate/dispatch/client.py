@@ -164,8 +164,8 @@ class Dispatcher:
         idempotency_key: str | None = None,
     ) -> "asyncio.Future[Any]":
         """As `call`, but the future of the result. To cancel it cancels the request."""
-        check_between("timeout", timeout, 0.0, LONGEST_TIMEOUT)
-        check_positive("timeout", timeout)
+        if type(timeout) not in (int, float) or not 0.0 < timeout <= LONGEST_TIMEOUT:
+            timeout = check_between("timeout", timeout, 1e-9, LONGEST_TIMEOUT)
         stream = check_priority(priority)
         self._open()
         once = b"" if idempotency_key is None else self._keys.once(idempotency_key)
@@ -178,8 +178,8 @@ class Dispatcher:
             )
         assert self._loop is not None
         now = monotonic()
-        future: asyncio.Future[Any] = self._loop.create_future()
-        call = Call(
+        future = _Result(self, self._loop)
+        call = future.call = Call(
             correlation_id,
             Outgoing(stream, once, payload),
             idempotency_key or "",
@@ -188,7 +188,6 @@ class Dispatcher:
             future,
         )
         self._core.add(call)
-        future.add_done_callback(lambda done: self._give_up(call) if done.cancelled() else None)
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(call)
@@ -258,8 +257,8 @@ class Dispatcher:
         self._complete(outcomes)
         if self._timer is not None:
             self._timer.cancel()
-        if cancel:
-            self._start(self._cancel(cancel))
+        self._given_up += cancel
+        self._cancel_given_up()
         await self._finish_exchanges(deadline)
         for task in [self._reading, *self._tasks]:
             task.cancel()
@@ -340,7 +339,8 @@ class Dispatcher:
     def _cancel_given_up(self) -> None:
         """Cancel what was given up in this pass of the loop."""
         calls, self._given_up = self._given_up, []
-        self._start(self._cancel(calls))
+        if calls:
+            self._start(self._cancel(calls))
 
     async def _read(self) -> None:
         """Read responses for ever; after a failure from where it was left."""
@@ -463,6 +463,24 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         return f"Dispatcher({self.queue!r}, address={self._pool.address!r})"
+
+
+class _Result(asyncio.Future[Any]):
+    """The future of a call. To cancel it cancels the request.
+
+    A callback would do the same, and cost each call that is not cancelled a turn of the loop.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._dispatcher = dispatcher
+        self.call: _Call
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        is_cancelled = super().cancel(msg)
+        if is_cancelled:
+            self._dispatcher._give_up(self.call)
+        return is_cancelled
 
 
 def _as_unavailable(error: SluicegateError) -> Unavailable:

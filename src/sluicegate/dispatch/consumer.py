@@ -103,7 +103,8 @@ class Consumer:
         self._dead = 0  # requests for the dead list, not logged yet
         self._log_dead_at = 0.0
         self._log_outage_at = 0.0
-        self._log_reply_to_at = 0.0
+        self._is_outage_logged = False
+        self._replies_start = keys.replies_start.decode()
 
     def now(self) -> float:
         """The time of Redis."""
@@ -120,14 +121,16 @@ class Consumer:
         """A batch has begun or ended: look again how many tasks are wanted."""
         self._wakened.set()
 
-    def finish(self, endings: Sequence[Ending]) -> None:
-        """Answer tasks and take them out of the queue."""
+    def finish(self, endings: Sequence[Ending], *, at_once: bool = False) -> None:
+        """Answer tasks and take them out of the queue, by the end of this pass of the loop."""
         if not endings:
             return
         self._log_dead([ending for ending in endings if ending.reason])
-        if not self._outbox:
-            asyncio.get_running_loop().call_soon(self.flush)
+        if not self._outbox and not at_once:
+            asyncio.get_running_loop().call_soon(self._flush)
         self._outbox += endings
+        if at_once:
+            self._flush()
 
     def _log_dead(self, endings: Sequence[Ending]) -> None:
         now = monotonic()
@@ -172,7 +175,7 @@ class Consumer:
         """
         if not self._loops:
             return 0  # it could not start, and has taken nothing
-        self.flush()
+        self._flush()
         for _ in range(2):  # what fails at first is sent again
             if sending := [*self._unconfirmed, *self._sending]:
                 await asyncio.wait(sending, timeout=timeout)
@@ -218,6 +221,7 @@ class Consumer:
         now = monotonic()
         if now >= self._log_outage_at:
             self._log_outage_at = now + _LOG_OUTAGE_EVERY
+            self._is_outage_logged = True
             log.warning("queue %s: %s, trying again", self.keys.queue, reason_of(error))
 
     async def _fetch(self) -> None:
@@ -302,6 +306,9 @@ class Consumer:
         rate = self.core.rate(self._slots.count)
         beat = await self._scripts.heartbeat(self._worker, self.core.lease, rate)
         self.clock.observe(sent, beat.time, monotonic())
+        if self._is_outage_logged:
+            self._is_outage_logged = False
+            log.warning("queue %s: Redis answers again", self.keys.queue)
 
     async def _renew(self) -> None:
         due = self.core.due_renewals(self.now())
@@ -319,25 +326,31 @@ class Consumer:
             return
         claimed = await self._scripts.reap(self._worker, self.core.lease, room, self._beat_every)
         if claimed:
+            log.info(
+                "queue %s: took over %d requests that others had taken",
+                *(self.keys.queue, len(claimed)),
+            )
             self._add(claimed)
             self._on_tasks()
 
     def _add(self, claimed: Iterable[Claimed]) -> bool:
         """Give tasks to the core; whether some ended at once."""
         now = self.now()
-        tasks = [Task(one.task, one.deliveries, _decode(one.fields)) for one in claimed]
+        tasks = [Task(one.task, one.deliveries, self._decode(one.fields)) for one in claimed]
         begins_at = now if self._slots.free else (self._slots.next_free_at() or now)
         endings = self.core.add(now, tasks, begins_at)
         self.finish(endings)
         return bool(endings)
 
-    def flush(self) -> None:
-        """Send the ends of tasks now, not at the end of this pass of the loop."""
+    def _flush(self) -> None:
         endings, self._outbox = self._outbox, []
         batch: list[tuple[Ending, Finishing]] = []
         size = 0
         for ending in endings:
-            finishing = self._encode(ending)
+            finishing, failure = self._encode(ending)
+            if failure:
+                self.handler_failed(1, failure)
+                ending = ending._replace(status=FAILED)
             size += len(finishing.response)
             batch.append((ending, finishing))
             if size > _MOST_BYTES or len(batch) >= _MOST_ENDINGS:
@@ -394,49 +407,46 @@ class Consumer:
             pause = min(2 * pause, _LONGEST_RETRY)
         self._confirm(batch, ended)
 
-    def _encode(self, ending: Ending) -> Finishing:
+    def _encode(self, ending: Ending) -> tuple[Finishing, str]:
+        """As it is sent, and why its data could not be, if so."""
         task, status, data, reason, _ = ending
         request = task.request if isinstance(task.request, Request) else task.request.sender
-        if request is None:
-            return Finishing(task.id, b"", b"", reason)
-        reply_to = request.reply_to.encode(errors="replace")
-        if not reply_to.startswith(self.keys.replies_start):
-            # Another key would be in another slot of a cluster, or overwritten.
-            if monotonic() >= self._log_reply_to_at:
-                self._log_reply_to_at = monotonic() + _LOG_EVERY
-                start = self.keys.replies_start.decode()
-                log.warning(
-                    "queue %s: request %s is not answered: reply_to must begin with %s, got %.200r",
-                    *(self.keys.queue, task.id[1].decode(), start, request.reply_to),
-                )
-            return Finishing(task.id, b"", b"", reason)
+        reply_to = b"" if request is None else request.reply_to.encode(errors="replace")
+        if request is None or not reply_to.startswith(self.keys.replies_start):
+            return Finishing(task.id, b"", b"", reason), ""
         correlation_id = request.correlation_id
         content_type = request.content_type
         try:
             response = encode_response(content_type, Response(correlation_id, status, data))
             if len(response) <= self._max_payload:
-                return Finishing(task.id, reply_to, response, reason)
+                return Finishing(task.id, reply_to, response, reason), ""
             error = f"the result has {len(response)} bytes, the limit is {self._max_payload}"
         except Exception as failure:  # noqa: BLE001  an object may fail to encode in its own way
             error = f"the result cannot be encoded: {describe(failure)}"
         failed = Response(correlation_id, FAILED, {"error": error})
         try:
-            return Finishing(task.id, reply_to, encode_response(content_type, failed), reason)
+            response = encode_response(content_type, failed)
+            return Finishing(task.id, reply_to, response, reason), error
         except Exception as failure:  # noqa: BLE001  the request's own id cannot be encoded
             reason = reason or f"invalid request: correlation_id: {describe(failure)}"
-            return Finishing(task.id, b"", b"", reason)
+            return Finishing(task.id, b"", b"", reason), reason
 
-
-def _decode(fields: Sequence[bytes]) -> Request | InvalidRequest:
-    try:
-        if len(fields) != 2 or fields[0] not in (b"request", TOO_LARGE):
-            raise InvalidRequest("expected one field, request")
-        if fields[0] == TOO_LARGE:
-            size = fields[1].decode()
-            raise InvalidRequest(f"it has {size} bytes, the limit is {LARGEST_REQUEST}")
-        return decode_request(fields[1])
-    except InvalidRequest as error:
-        return error
+    def _decode(self, fields: Sequence[bytes]) -> Request | InvalidRequest:
+        try:
+            if len(fields) != 2 or fields[0] not in (b"request", TOO_LARGE):
+                raise InvalidRequest("expected one field, request")
+            if fields[0] == TOO_LARGE:
+                size = fields[1].decode()
+                raise InvalidRequest(f"it has {size} bytes, the limit is {LARGEST_REQUEST}")
+            request = decode_request(fields[1])
+            if not request.reply_to.startswith(self._replies_start):
+                # Another key would be in another slot of a cluster, or overwritten.
+                raise InvalidRequest(
+                    f"reply_to must begin with {self._replies_start}, got {request.reply_to!r:.200}"
+                )
+            return request
+        except InvalidRequest as error:
+            return error
 
 
 def _read_control(fields: Sequence[bytes]) -> list[TaskId]:

@@ -26,6 +26,7 @@ class Task:
         "order",
         "renewed_at",
         "request",
+        "runs_alone",
         "size",
     )
 
@@ -41,6 +42,7 @@ class Task:
             self.deadline = self.enqueued_at + request.timeout
         self.arrived_at = 0.0
         self.renewed_at = 0.0
+        self.runs_alone = False  # not in a batch with others
         self.data: Any = None
         self.size = 0.0
         self.cost = 1.0

@@ -89,6 +89,8 @@ class InvalidRequest(ProtocolError):
         self.sender = sender
 
 
+_MAPS = [bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF)]  # of msgpack
+
 _msgpack_encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
 _msgpack_request = msgspec.msgpack.Decoder(Request)
@@ -128,7 +130,9 @@ def decode_request(payload: bytes) -> Request:
     try:
         request = decoder.decode(payload)
     except Exception as error:  # noqa: BLE001  see `_reason`
-        raise InvalidRequest(_reason(error), _decode_sender(payload)) from None
+        is_map = payload[:1] in _MAPS or _is_json(payload)
+        reason = _reason(error) if is_map else "it is neither a JSON object nor a msgpack map"
+        raise InvalidRequest(reason, _decode_sender(payload)) from None
     if not 0.0 <= request.timeout <= LONGEST_TIMEOUT:
         reason = f"timeout must be seconds, got {request.timeout!r}"
         raise InvalidRequest(reason, _decode_sender(payload))

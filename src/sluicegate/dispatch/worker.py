@@ -40,6 +40,7 @@ from sluicegate.redis_client import AsyncRedisPool
 
 __all__ = ["Worker"]
 
+_PROCESS_ENDED = "a process of the handler ended in the middle of a batch: killed, or exited"
 _GUARD = "if __name__ == '__main__':"
 _LEAST_LEASE = 0.1  # seconds: four heartbeats in a lease
 _LONGEST_LEASE = 86400.0  # what is given back seems to be idle for longer
@@ -77,6 +78,8 @@ class Worker:
         timeout: float = 2.0,
         prefix: str = "sluicegate:",
     ) -> None:
+        if not isinstance(queue, str | Sequence):
+            raise TypeError(f"queue must be a name or several, got {queue!r}")
         queues = [queue] if isinstance(queue, str) else list(queue)
         if not queues:
             raise ValueError("queue must name at least one queue, got none")
@@ -311,12 +314,35 @@ class Worker:
     def _call_handler(self, items: list[Any]) -> "asyncio.Future[Any]":
         if self._executor is None:
             return asyncio.ensure_future(self._handler.run_async(items))
+        if self._processes and self._handler.isolate and len(items) > 1:
+            return asyncio.ensure_future(self._run_isolating(items))
+        return self._submit(items)
+
+    def _submit(self, items: list[Any]) -> "asyncio.Future[Any]":
         loop = asyncio.get_running_loop()
         try:
             return loop.run_in_executor(self._executor, self._run, items)
         except BrokenProcessPool:  # a process died while it was idle
             self._replace_executor(self._executor)
             return loop.run_in_executor(self._executor, self._run, items)
+
+    async def _run_isolating(self, items: list[Any]) -> list[bytes]:
+        """Run items in a process, and if that dies, each in one that may die of it alone."""
+        executor = self._executor
+        try:
+            outcomes: list[bytes] = await self._submit(items)
+            return outcomes
+        except BrokenProcessPool:
+            self._replace_executor(executor)
+        outcomes = []
+        for item in items:
+            executor = self._executor
+            try:
+                outcomes += await self._submit([item])
+            except BrokenProcessPool:
+                self._replace_executor(executor)
+                outcomes.append(pickle.dumps((FAILED, {"error": _PROCESS_ENDED})))
+        return outcomes
 
     def _replace_executor(self, broken: Executor | None) -> None:
         """Begin new processes, once for all batches that fail with the `broken` ones."""
@@ -343,9 +369,7 @@ class Worker:
         else:
             if isinstance(error, BrokenProcessPool):
                 self._replace_executor(executor)
-                reason = (
-                    "a process of the handler ended in the middle of a batch: killed, or exited"
-                )
+                reason = _PROCESS_ENDED
             else:
                 reason = f"the handler could not be run to its end: {describe(error)}"
             outcomes = [(FAILED, {"error": reason})] * len(batch.tasks)
@@ -358,9 +382,9 @@ class Worker:
             [
                 Ending(task, status, data, by_handler=True)
                 for task, (status, data) in zip(batch.tasks, outcomes, strict=True)
-            ]
+            ],
+            at_once=True,  # the next pass of the loop is a system call later
         )
-        consumer.flush()  # at once: the next pass of the loop is a system call later
         self._begin_batches()
 
     def __repr__(self) -> str:

@@ -20,6 +20,10 @@ while, a single task is tried whatever the estimate says. If it takes less than 
 estimate, what was learned before is forgotten: a first batch that loads a model for six seconds
 would otherwise cost nine seconds of refusals, one try in each. A batch that `max_wait` holds back
 begins early enough for the first of its deadlines.
+
+**Last deliveries.** A task that kills its worker would take its whole batch to the dead list, since
+those that were delivered together are delivered again together. A task that may not be delivered
+once more runs alone.
 """
 
 from bisect import insort
@@ -142,6 +146,7 @@ class WorkerCore:
                 self.stats.tasks["cancelled"] += 1
                 continue
             task.arrived_at = task.renewed_at = now
+            task.runs_alone = 1 < self.max_deliveries == task.deliveries
             self._held[task.id] = task
             ending = self._refuse(now, task, begins_at, together)
             if ending is None:

@@ -96,7 +96,7 @@ def _summary(worker: "Worker") -> str:
             f"{dropped} dropped, {core.stats.batch_sizes.count} batches"
         )
         if tasks["disowned"]:
-            parts[-1] += f", {tasks['disowned']} ended elsewhere"
+            parts[-1] += f", {tasks['disowned']} ended elsewhere or given up by their callers"
     return "; ".join(parts)
 
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from sluicegate._validate import check_text
@@ -58,7 +58,7 @@ class PaxosLease(Election):
 
     `path`: the member's own durable file, on a disk that outlives it. `is_candidate=False` makes it
     a witness, which votes and never leads. `lease`, `clock_error` and `attempt` are those of
-    `Timing`.
+    `Timing`, `floor` is that of `Proposer`.
     """
 
     def __init__(
@@ -72,12 +72,14 @@ class PaxosLease(Election):
         clock_error: float = 0.01,
         attempt: float = 0.1,
         is_candidate: bool = True,
+        floor: Callable[[], int] = lambda: 0,
     ) -> None:
         self.name = name
         self.members = _check_members(name, members)
         self.timing = Timing(lease, clock_error, attempt)
         self.is_candidate = is_candidate
         self._transport = transport
+        self._floor = floor
         self._file = DurableFile(path, name)
         self._observer = Observer(self.timing)
         self._proposer: Proposer | None = None
@@ -134,7 +136,13 @@ class PaxosLease(Election):
         acceptor = Acceptor(now, self._file.epoch, self.timing)
         if self.is_candidate:
             self._proposer = Proposer(
-                now, self.name, self._file.restart, self.members, self.timing, random.Random()
+                now,
+                self.name,
+                self._file.restart,
+                self.members,
+                self.timing,
+                random.Random(),
+                self._floor,
             )
         self._requests = asyncio.Queue(_MOST_WAITING)
         self._voter = asyncio.create_task(self._vote(acceptor), name=f"{self.name} votes")

@@ -13,7 +13,7 @@ but nothing depends on how late: each handler compares the time with the attempt
 """
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from sluicegate.election.paxos.messages import (
@@ -62,6 +62,9 @@ class Proposer:
 
     Its first attempt begins after a quarantine: until then the acceptor beside it has no vote, and
     a member that restarts does not disturb the leader.
+
+    `floor`: the lowest epoch to lead in. It is for numbers from outside of the election that a new
+    epoch must exceed. A leader whose epoch is below it takes a new one with its next renewal.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Proposer:
         members: Collection[str],
         timing: Timing,
         rng: random.Random,
+        floor: Callable[[], int] = lambda: 0,
     ) -> None:
         self.timing = timing
         self.deadline = _NEVER
@@ -83,6 +87,7 @@ class Proposer:
         self._members = frozenset(members)
         self._majority = len(self._members) // 2 + 1
         self._rng = rng
+        self._floor = floor
         self._counter = 0
         self._attempt: Attempt | None = None
         self._won: Ballot | None = None  # the ballot that `deadline` belongs to
@@ -185,7 +190,9 @@ class Proposer:
         if len(attempt.open) < self._majority:
             return _NOTHING
         attempt.is_accepting = True
-        attempt.epoch = self.epoch if attempt.is_renewal else attempt.epoch + 1
+        floor = self._floor()
+        goes_on = attempt.is_renewal and self.epoch >= floor
+        attempt.epoch = self.epoch if goes_on else max(attempt.epoch + 1, floor)
         return (Accept(attempt.ballot, self.timing.lease, attempt.epoch),)
 
     def _on_accepted(self, attempt: Attempt, sender: str) -> tuple[Proposal, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from sluicegate import ManualClock
 from sluicegate.quota import CentralState, Entry, Ledger
+from sluicegate.quota.central.leadership import SoleLeadership
 from sluicegate.quota.central.limit_sources import open_source
 from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.central.net.registry import ConnectionRegistry
@@ -37,6 +38,7 @@ class Story:
         self.registry = ConnectionRegistry(
             self.state,
             LimitsSync(source, self.ledger),
+            SoleLeadership(self.state),
             tokens=Tokens(),
             max_connections=1,
             bounds=Bounds(),

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from sluicegate.quota.central.classic.session import classic_session_factory
+from sluicegate.quota.central.leadership import SoleLeadership, epoch_bound
 from sluicegate.quota.central.limit_sources import open_source
 from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.central.net.connection import CLASSIC
-from sluicegate.quota.central.net.registry import ConnectionRegistry, epoch_bound
+from sluicegate.quota.central.net.registry import ConnectionRegistry
 from sluicegate.quota.central.net.tokens import Tokens
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.central.state_file import StateFile
@@ -44,7 +45,12 @@ class CentralParts:
         state = CentralState(name, self.ledger, now=now, wall=wall)
         state.lead(now, max(self._plausible_epoch(wall) + 1, int(wall)))
         registry = ConnectionRegistry(
-            state, self.limits_sync, tokens=tokens, max_connections=max_connections, bounds=bounds
+            state,
+            self.limits_sync,
+            SoleLeadership(state),
+            tokens=tokens,
+            max_connections=max_connections,
+            bounds=bounds,
         )
         registry.register(CLASSIC, classic_session_factory(registry))
         return registry

@@ -3,7 +3,9 @@
 Every central books every report and acknowledges it, and every central assigns in the middle
 of each slot. Only the leader answers asks, serves those that wait, and sends quotas. The others
 book the same totals of what is granted, used and returned, so the one that takes over goes on where
-the leader stopped; nodes that were waiting ask again.
+the leader stopped; nodes that were waiting ask again. Whether it leads is looked up at each use
+(`leads`), not noted by a timer: a process that was frozen for longer than its lease wakes up as a
+standby.
 
 The slots are those of the leader's clock. A central that does not lead follows them: a report
 of slot n is sent when slot n + 1 has begun, so of a node's reports the fastest one is the best
@@ -15,7 +17,7 @@ wrong clock has no effect. When it is elected it goes on with that clock, and th
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sluicegate.quota.ledger.ledger import Ledger
 from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota
@@ -28,13 +30,25 @@ _CLOCK_NODES = 32
 
 
 class CentralState:
-    """One central: its ledger, whether it leads, and which slot it is on the leader's clock."""
+    """One central: its ledger, whether it leads, and which slot it is on the leader's clock.
 
-    def __init__(self, name: str, ledger: Ledger, *, now: float, wall: float) -> None:
+    `has_lease` says whether it may still lead; a central without an election always may.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ledger: Ledger,
+        *,
+        now: float,
+        wall: float,
+        has_lease: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.name = name
         self.ledger = ledger
-        self.leads = False
         self.epoch = 0
+        self._has_lease = has_lease
+        self._is_elected = False
         self._offset = wall - now
         self._samples: dict[str, deque[float]] = {}  # of each node, the newest last
         self._latest: dict[str, float] = {}  # of each node, the latest clock of its samples
@@ -86,21 +100,37 @@ class CentralState:
 
     # Leading
 
+    @property
+    def leads(self) -> bool:
+        """Whether this central is the active one now."""
+        return self._is_elected and self._has_lease()
+
     def lead(self, now: float, epoch: int) -> None:
         """Become the active central. `epoch` must be higher than any before."""
         if epoch <= self.epoch:
             raise ValueError(f"epoch must be above {self.epoch}, got {epoch!r}")
-        self.leads = True
+        self._is_elected = True
         self.epoch = epoch
         self.ledger.begin(self.slot(now))  # this central's clock is the leader's now
 
     def follow(self, now: float, epoch: int | None = None) -> None:
         """Stop sending quotas: another central leads, in `epoch` if it is known, or none does."""
-        self.leads = False
+        self._is_elected = False
         self.epoch = max(self.epoch, epoch or 0)
         self._samples.clear()
         self._latest.clear()
         self.ledger.drop_asks()
+
+    def announce(self, now: float) -> list[tuple[str, Quota]]:
+        """A Quota without users for each live node: nothing is granted, but it says who leads.
+
+        Nodes that have lost the leader before learn it in this message, and not in the next slot.
+        """
+        if not self.leads:
+            return []
+        slot = self.slot(now)
+        quota = self._make_quota(now, slot, {}, whole=False)
+        return [(node, quota) for node in self.ledger.live_nodes(slot)]
 
     # Messages
 

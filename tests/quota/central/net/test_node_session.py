@@ -327,3 +327,23 @@ def test_one_port_serves_nodes_and_the_api() -> None:
         assert get(central, "/healthz").strip() == "ok"
         assert "sluicegate_central_reports_total 1.0" in get(central, "/metrics")
         assert [each["name"] for each in get(central, "/api/nodes")["nodes"]] == ["n"]
+
+
+def test_a_quota_that_waited_is_not_sent_by_a_central_that_no_longer_leads() -> None:
+    with running(name="c1") as central, V1Node(central) as node:
+        epoch = node.report(slot_of(central) - 1).epoch
+        registry = central.registry
+        assert registry is not None
+        (quota,) = [message for _, message in registry.state.announce(registry.now())]
+        assert registry.may_send(quota)
+        has_lease = [True]
+        registry.state._has_lease = lambda: has_lease[0]  # as an election that has lost it
+        has_lease[0] = False
+        assert not registry.may_send(quota)
+        registry.deliver([("n", quota)])
+        ack = node.report(slot_of(central) - 1, epoch)
+        assert not ack.leads
+        has_lease[0] = True
+        registry.state.follow(registry.now())
+        registry.state.lead(registry.now(), epoch + 1)
+        assert not registry.may_send(quota)  # it is of an earlier leadership

@@ -8,6 +8,10 @@ stream builds on it.
 Long work is done in steps, so that other connections have their turns: the names of a report are
 looked up some at a time, users are asked for some at a time, and a quota is written some shares at
 a time. A report is booked in one step, after its names: nothing is ever half booked.
+
+A quota is sent only while this central leads. That is checked when it is sent, since it may have
+waited for the node to read. If the lease ends while a long quota is being written, the connection
+is closed: frames build on each other, so the quota cannot be left out.
 """
 
 from collections.abc import Iterator
@@ -30,6 +34,7 @@ _SMALL_BYTES = (
     1 << 14
 )  # a report of this size is booked in a few milliseconds, even if all users are new
 _USERS_AT_ONCE = 250  # of an ask
+_NO_LEADER = CloseReason.overloaded("this central no longer leads")
 
 
 class NodeSession:
@@ -104,6 +109,11 @@ class NodeSession:
         return close_reason
 
     def _write(self, message: Ack | Quota) -> Work:
+        if isinstance(message, Quota) and not self._registry.may_send(message):
+            self._is_writing = False
+            return None
+        if isinstance(message, Ack) and message.leads and not self._registry.state.leads:
+            message = message._replace(leads=False)
         try:
             frame = yield from self._wire.writing(message)
         except ValueError as error:  # more than a frame may hold: only this node is affected
@@ -113,6 +123,9 @@ class NodeSession:
         finally:
             self._is_writing = False
         if isinstance(message, Quota):
+            if not self._registry.may_send(message):
+                self.close(_NO_LEADER)
+                return _NO_LEADER
             self.connection.quota_sent = self._registry.now()
         self._registry.metrics.frame("quota" if isinstance(message, Quota) else "ack", len(frame))
         self._socket.send(frame)

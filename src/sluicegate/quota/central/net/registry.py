@@ -4,10 +4,6 @@ The registry is between the sessions and the `CentralState`: it hands messages t
 delivers the state's messages to the sessions of their nodes. The HTTP API reads from it, too. It
 belongs to the server's loop and does no I/O of its own.
 
-Alone, without an election, a central leads from its start. Its epoch must be higher than any that
-nodes have seen of it. The wall clock ensures that; if the clock was wrong in an earlier run, a
-report shows it, and the central leads on with a higher epoch.
-
 The log has one line when a node connects, and one when it disconnects, with the reason. A classic
 node has no name before its first report, and is logged at the next liveness check. At the stop
 there is one line for all of them.
@@ -20,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from sluicegate.errors import ProtocolError
 from sluicegate.quota.central.http.metrics import CentralMetrics
+from sluicegate.quota.central.leadership import Leadership
 from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.central.net.ban_list import BanList
 from sluicegate.quota.central.net.connection import STOPPING, V1, CloseReason, Connection, Kind
@@ -33,25 +29,18 @@ from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.wire import Bounds, CentralWire
 
-__all__ = ["ConnectionRegistry", "OpenSession", "epoch_bound"]
+__all__ = ["ConnectionRegistry", "OpenSession"]
 
 # Creates the session of a connection; the last argument: whether it presented the admin token.
 OpenSession: TypeAlias = Callable[[NodeSocket, Connection, bool], Session]
 
 _logger = logging.getLogger("sluicegate.quota")
 
-# An epoch is the time of a start. No clock was more than this many seconds ahead: ten years.
-_EPOCHS_AHEAD = 10 * 365 * 86_400
 _WRITE_TIMEOUT_SECONDS = 5.0  # for a node that does not read
 _WRITE_TIMEOUT_SLOTS = 5
 _CLOSED_BY_PEER = "connection closed, no leave message"
 _LEFT = "the node left"
 _COUNTED_KINDS = ("denied", "overloaded", "bad frame", "replaced")
-
-
-def epoch_bound(wall: float) -> int:
-    """Upper bound for a plausible epoch at `wall`; larger values are rejected."""
-    return int(wall) + _EPOCHS_AHEAD
 
 
 class ConnectionRegistry:
@@ -61,6 +50,7 @@ class ConnectionRegistry:
         self,
         state: CentralState,
         limits_sync: LimitsSync,
+        leadership: Leadership,
         *,
         tokens: Tokens,
         max_connections: int,
@@ -70,6 +60,7 @@ class ConnectionRegistry:
         self.name = state.name
         self.state = state
         self.limits_sync = limits_sync
+        self.leadership = leadership
         self.metrics = CentralMetrics()
         self.started = time.time()
         self.now = clock
@@ -195,7 +186,7 @@ class ConnectionRegistry:
     def handle(self, now: float, message: Report | Ask) -> None:
         """Process a message of a `sluicegate.v1` node."""
         if isinstance(message, Report) and message.epoch > self.state.epoch:
-            self._raise_epoch(now, message)
+            self.leadership.hear(now, message)
         self.deliver(self.state.receive(now, message))
         if isinstance(message, Ask) and self.asked is not None:
             self.asked()
@@ -206,21 +197,13 @@ class ConnectionRegistry:
         """Whether it comes from an earlier boot of its node: nothing of it is booked."""
         return self.state.ledger.is_outlived(message.node, message.boot)
 
-    def _raise_epoch(self, now: float, report: Report) -> None:
-        if not self.state.leads:
-            return
-        bound = epoch_bound(time.time())
-        if report.epoch >= bound:
-            raise ProtocolError(
-                f"epoch of node {report.node!r} must be below {bound}, got {report.epoch}"
-            )
-        _logger.warning(
-            "node %s reports epoch %d, above the central's %d: raising the epoch",
-            report.node,
-            report.epoch,
-            self.state.epoch,
-        )
-        self.state.lead(now, report.epoch + 1)
+    def may_send(self, quota: Quota) -> bool:
+        """Whether this central leads at this moment, in the epoch of the quota.
+
+        To be asked last, right before it is sent: it may have waited, or the process may have been
+        frozen since it was made.
+        """
+        return self.state.leads and quota.epoch == self.state.epoch
 
     def deliver(self, messages: Iterable[tuple[str, Ack | Quota]]) -> None:
         """Send each message to its node, if it is connected."""

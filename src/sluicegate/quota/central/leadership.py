@@ -1,0 +1,218 @@
+"""`Leadership`: makes a `CentralState` lead or follow, and says who leads.
+
+`SoleLeadership` is that of a central without an election. It leads from its start. Its epoch must
+be above any that nodes have seen, which its clock and its state file ensure. If the clock was wrong
+in an earlier run, a report shows it, and the central leads on in a higher epoch.
+
+`ElectedLeadership` does what an `Election` says. It starts as a standby. The election is asked at
+each look at `CentralState.leads`, so nothing is sent without a lease, however late this task runs;
+the task makes the changes of state: it leads, or it follows.
+
+**Which epoch.** Epochs of an election grow by themselves, but nodes may know a higher one: from a
+central that ran without an election (its epochs are the time), or from centrals that have lost
+their disks. They would ignore the new leader for ever. `EpochFloor` collects what nodes and the
+state file tell, and a new epoch is above it. The Paxos election carries the floor through its
+quorum: a leader that hears of a higher epoch takes the one above with its next renewal, and all
+later ones are above that. For etcd and Redis, whose numbers cannot be raised, the leader itself
+counts from the floor. Two leaders could then use one number only if the second has heard no node
+that the first has led; nodes that follow neither are not harmed, and a report raises it again.
+
+The alternative was the wall clock as the floor of each new epoch. It needs no evidence, but one
+central whose clock is a year ahead would take the epochs of the fleet a year ahead, for good; and
+the clock says nothing about an epoch that came from a clock that was ahead of it. What nodes tell
+is exact. Neither is believed beyond ten years ahead of this machine's clock.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from sluicegate.election.election import Election
+from sluicegate.errors import ProtocolError
+from sluicegate.quota.central.state import CentralState
+from sluicegate.quota.messages import Quota, Report
+
+__all__ = [
+    "ElectedLeadership",
+    "EpochFloor",
+    "Leadership",
+    "SoleLeadership",
+    "check_epoch",
+    "epoch_bound",
+]
+
+_logger = logging.getLogger("sluicegate.quota")
+
+# An epoch is the time of a start. No clock was more than this many seconds ahead: ten years.
+_EPOCHS_AHEAD = 10 * 365 * 86_400
+
+
+def epoch_bound(wall: float) -> int:
+    """Upper bound for a plausible epoch at `wall`; larger values are rejected."""
+    return int(wall) + _EPOCHS_AHEAD
+
+
+def check_epoch(report: Report) -> None:
+    """Raises `ProtocolError` if the epoch of a report is not plausible."""
+    bound = epoch_bound(time.time())
+    if report.epoch >= bound:
+        raise ProtocolError(
+            f"epoch of node {report.node!r} must be below {bound}, got {report.epoch}"
+        )
+
+
+class Leadership(Protocol):
+    """What a central needs to know of its leadership."""
+
+    wins: int  # how often this central has become the leader
+
+    @property
+    def leader(self) -> str | None:
+        """The name of the central that leads, as far as is known here."""
+
+    def hear(self, now: float, report: Report) -> None:
+        """A node reports an epoch that is above this central's."""
+
+
+class SoleLeadership:
+    """A central that leads from its start; the state leads already."""
+
+    def __init__(self, state: CentralState) -> None:
+        self._state = state
+        self.wins = 1
+
+    @property
+    def leader(self) -> str | None:
+        return self._state.name
+
+    def hear(self, now: float, report: Report) -> None:
+        check_epoch(report)
+        _logger.warning(
+            "node %s reports epoch %d, above the central's %d: raising the epoch",
+            report.node,
+            report.epoch,
+            self._state.epoch,
+        )
+        self._state.lead(now, report.epoch + 1)
+
+
+class EpochFloor:
+    """The lowest epoch for a new leadership, by what is known outside of the election."""
+
+    def __init__(self, known: int = 0) -> None:
+        self._known = known
+
+    def __call__(self) -> int:
+        return self._known + 1
+
+    def hear(self, epoch: int) -> bool:
+        """An epoch is in use. Returns whether that is news."""
+        is_news = epoch > self._known
+        self._known = max(self._known, epoch)
+        return is_news
+
+
+class ElectedLeadership:
+    """Keeps a state in step with an election. `announce` sends the first quotas of a leader.
+
+    `has_own_epochs`: the election does not know the floor, so that epochs are raised here.
+    """
+
+    def __init__(
+        self,
+        state: CentralState,
+        election: Election,
+        floor: EpochFloor,
+        *,
+        clock: Callable[[], float],
+        announce: Callable[[list[tuple[str, Quota]]], None],
+        has_own_epochs: bool = False,
+    ) -> None:
+        self.election = election
+        self.wins = 0
+        self._state = state
+        self._floor = floor
+        self._clock = clock
+        self._announce = announce
+        self._has_own_epochs = has_own_epochs
+        self._term = 0  # the election's epoch of the leadership that the state is in; 0: standby
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"ElectedLeadership({self._state!r}, {self.election!r})"
+
+    @property
+    def leader(self) -> str | None:
+        return self.election.leader
+
+    def hear(self, now: float, report: Report) -> None:
+        if not self._state.leads:
+            if report.epoch < epoch_bound(time.time()):
+                self._floor.hear(report.epoch)
+            return
+        check_epoch(report)
+        if not self._floor.hear(report.epoch):
+            return
+        _logger.warning(
+            "node %s reports epoch %d, above the leader's %d: raising the epoch",
+            report.node,
+            report.epoch,
+            self._state.epoch,
+        )
+        self.update(now)
+
+    def update(self, now: float) -> None:
+        """Do what the election says now."""
+        if not self.election.is_leader:
+            self._follow(now)
+            return
+        term = self.election.epoch
+        epoch = max(term, self._floor()) if self._has_own_epochs else term
+        if term == self._term and epoch <= self._state.epoch:
+            return
+        if epoch <= self._state.epoch:
+            _logger.error(
+                "not leading: epoch %d of the election is not above %d", epoch, self._state.epoch
+            )
+            self._follow(now)
+            return
+        self.wins += not self._term  # else it goes on in a higher epoch
+        self._term = term
+        self._state.lead(now, epoch)
+        _logger.info("central %s leads, epoch %d", self._state.name, epoch)
+        self._announce(self._state.announce(now))
+
+    def _follow(self, now: float) -> None:
+        known = self.election.epoch
+        if self._term:
+            self._term = 0
+            _logger.warning("central %s no longer leads", self._state.name)
+        elif known <= self._state.epoch:
+            return  # what it knows of the leader's clock still holds
+        self._state.follow(now, known)
+
+    async def start(self) -> None:
+        """Campaign, from now on."""
+        await self.election.start()
+        self._task = asyncio.create_task(self._run(), name="leadership")
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self.update(self._clock())
+            except Exception:
+                _logger.exception("cannot follow the election; will retry at its next change")
+            await self.election.changed()
+
+    async def close(self) -> None:
+        """Stop leading, and let another central lead."""
+        await self.election.close()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        self.update(self._clock())

@@ -80,6 +80,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
             slot_seconds=arguments.slot,
             node_token=tokens.node,
             admin_token=tokens.admin,
+            peer_token=tokens.peer,
             tls_cert=arguments.tls_cert,
             tls_key=arguments.tls_key,
             state=arguments.state,

@@ -13,8 +13,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from sluicegate.quota import CentralState, Ledger
+from sluicegate.quota.backoff import Backoff
 from sluicegate.quota.messages import Ack, Ask, Quota, Report, UserAsk
-from sluicegate.quota.node.backoff import Backoff
 from sluicegate.quota.node.link import Link, LinkOptions
 from sluicegate.quota.wire import SUBPROTOCOL, CentralWire
 from tests.harness.servers import reserve_port

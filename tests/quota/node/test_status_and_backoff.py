@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sluicegate.quota.backoff import Backoff
 from sluicegate.quota.messages import Quota
-from sluicegate.quota.node.backoff import Backoff
 from sluicegate.quota.node.core.quota_freshness import FreshnessTracker
 from sluicegate.quota.node.status import (
     ConnectionStatus,
@@ -12,7 +12,7 @@ from sluicegate.quota.node.status import (
     QuotaFreshness,
     prometheus_text,
 )
-from sluicegate.quota.node.urls import central_urls
+from sluicegate.quota.urls import central_urls
 
 
 @pytest.mark.parametrize(

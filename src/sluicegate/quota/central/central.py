@@ -51,6 +51,7 @@ class Central:
         slot_seconds: float = 1.0,
         node_token: str | None = None,
         admin_token: str | None = None,
+        peer_token: str | None = None,
         tls_cert: str | Path | None = None,
         tls_key: str | Path | None = None,
         state: str | Path | None = None,
@@ -71,7 +72,7 @@ class Central:
             )
         self.name = name
         self._host, self._port = _parse_address(listen)
-        self._tokens = Tokens(node_token, admin_token)
+        self._tokens = Tokens(node_token, admin_token, peer_token)
         if not is_loopback(self._host) and not self._tokens.are_set:
             raise ConfigError(
                 f"other machines may reach {listen}, but the node token or the admin token is "

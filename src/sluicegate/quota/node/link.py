@@ -37,8 +37,8 @@ except ModuleNotFoundError as _missing:
     ) from _missing
 
 from sluicegate.errors import ProtocolError
+from sluicegate.quota.backoff import HEALTHY, Backoff
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
-from sluicegate.quota.node.backoff import HEALTHY, Backoff
 from sluicegate.quota.node.status import ConnectionStatus
 from sluicegate.quota.wire import SUBPROTOCOL, Bounds, NodeWire
 

@@ -44,7 +44,7 @@ from sluicegate.errors import ConfigError
 from sluicegate.quota.node.core import waiting
 from sluicegate.quota.node.core._user_table import Ticket, UserTable
 from sluicegate.quota.node.status import EndNodeStatus, prometheus_text, status_from_memory
-from sluicegate.quota.node.urls import central_urls
+from sluicegate.quota.urls import central_urls
 
 if TYPE_CHECKING:
     import ssl

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import ssl
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -22,6 +21,7 @@ from sluicegate.quota.central.net.tokens import Tokens, is_loopback, read_tokens
 from sluicegate.quota.messages import Ack, Report
 from sluicegate.quota.wire import NodeWire
 from tests.harness.central import LIMITS, PlainNode, V1Node, closed_with, running
+from tests.harness.certificate import make_certificate
 from tests.harness.waits import PATIENCE
 
 NODE, ADMIN = "node-secret-1", "admin-secret-2"
@@ -100,6 +100,7 @@ def test_a_token_must_be_one(token: str) -> None:
 FILES = [
     (f'node = "{NODE}"\nadmin = "{ADMIN}"\n', 0o600, Tokens(NODE, ADMIN)),
     (f'node = "{NODE}"\n', 0o400, Tokens(NODE, None)),
+    (f'peer = "{ADMIN}"\n', 0o400, Tokens(None, None, ADMIN)),
     (f"{NODE}\n", 0o600, Tokens(NODE, NODE)),
     ("# ours\nYmFzZTY0IQ==\n", 0o600, Tokens("YmFzZTY0IQ==", "YmFzZTY0IQ==")),
     (f"{NODE}\n", 0o640, "chmod 600"),
@@ -183,20 +184,7 @@ def test_the_monitor_and_the_api_are_for_administrators() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "c.crt", folder / "c.key"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "2", "-subj", "/CN=localhost"),
-            *("-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(cert)),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=PATIENCE,
-    )
-    return cert, key
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_tls(certificate: tuple[Path, Path]) -> None:

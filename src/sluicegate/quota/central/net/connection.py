@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeAlias
 __all__ = [
     "CLASSIC",
     "FAILED",
+    "PEER",
     "STOPPING",
     "V1",
     "CloseReason",
@@ -23,10 +24,11 @@ __all__ = [
     "truncate_reason",
 ]
 
-Kind: TypeAlias = str  # sluicegate.v1 or classic
+Kind: TypeAlias = str  # sluicegate.v1, classic, or sluicegate.peer.v1
 
 V1: Kind = "sluicegate.v1"
 CLASSIC: Kind = "classic"
+PEER: Kind = "sluicegate.peer.v1"
 _REASON_BYTES = 120  # a close frame has room for 123
 
 
@@ -39,6 +41,7 @@ class Connection:
     port: int
     since: float
     node: str | None = None  # None until its first message
+    peer: str | None = None  # the other central, if it is one
     frames: int = 0
     last_slot: int | None = None  # of its last report
     quota_sent: float | None = None
@@ -73,8 +76,8 @@ class CloseReason(NamedTuple):
         return cls(1009, f"bad frame: {why}")
 
     @classmethod
-    def replaced(cls, node: str) -> "CloseReason":
-        return cls(4001, f"replaced: another connection of node {node}")
+    def replaced(cls, name: str, what: str = "node") -> "CloseReason":
+        return cls(4001, f"replaced: another connection of {what} {name}")
 
     @property
     def kind(self) -> str:

@@ -1,16 +1,17 @@
 """Checks a websocket handshake: token, origin, path, subprotocol and slot length; no I/O.
 
 The path is `/` or `/throttle`. A client that asks for the subprotocol `sluicegate.v1` speaks it,
-one that asks for none speaks the classic protocol. A browser is not a node: a page that is open on
-this machine must not reach a central that listens without a token, so an `Origin` that is not the
-central's own address is denied, and so is a `Host` that is not this machine's.
+one that asks for none speaks the classic protocol. Another central asks for `sluicegate.peer.v1`,
+has a token of its own, and says its name in `Sluicegate-Peer`. A browser is not a node: a page that
+is open on this machine must not reach a central that listens without a token, so an `Origin` that
+is not the central's own address is denied, and so is a `Host` that is not this machine's.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from sluicegate.quota.central.net.connection import CLASSIC, V1, CloseReason, Kind
+from sluicegate.quota.central.net.connection import CLASSIC, PEER, V1, CloseReason, Kind
 from sluicegate.quota.central.net.tokens import Tokens, is_this_machine
 from sluicegate.quota.wire import SUBPROTOCOL
 
@@ -29,16 +30,18 @@ class Handshake:
     slot_seconds: str | None = None
     origin: str | None = None
     host: str | None = None
+    peer: str | None = None
 
 
 def check_handshake(
     handshake: Handshake, tokens: Tokens, slot_seconds: float
 ) -> Kind | CloseReason:
     """The protocol of the connection, or why it is denied."""
-    if not tokens.allows("node", handshake.authorization):
+    is_peer = PEER in handshake.subprotocols
+    if not tokens.allows("peer" if is_peer else "node", handshake.authorization):
         fault = "invalid token" if handshake.authorization else "missing token"
         return CloseReason.denied(f"{fault}, expected Authorization: Bearer TOKEN")
-    if tokens.node is None and not is_this_machine(handshake.host):
+    if (tokens.peer if is_peer else tokens.node) is None and not is_this_machine(handshake.host):
         return CloseReason.denied(
             f"without a token only localhost may connect, got Host {handshake.host}"
         )
@@ -46,6 +49,8 @@ def check_handshake(
         return CloseReason.denied(f"foreign origin {handshake.origin}")
     if handshake.path not in _PATHS:
         return CloseReason.denied(f"expected the path / or /throttle, got {handshake.path}")
+    if is_peer:
+        return PEER
     if not handshake.subprotocols:
         return CLASSIC
     if SUBPROTOCOL not in handshake.subprotocols:

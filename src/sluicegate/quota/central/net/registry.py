@@ -20,7 +20,14 @@ from sluicegate.quota.central.http.metrics import CentralMetrics
 from sluicegate.quota.central.leadership import Leadership
 from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.central.net.ban_list import BanList
-from sluicegate.quota.central.net.connection import STOPPING, V1, CloseReason, Connection, Kind
+from sluicegate.quota.central.net.connection import (
+    PEER,
+    STOPPING,
+    V1,
+    CloseReason,
+    Connection,
+    Kind,
+)
 from sluicegate.quota.central.net.handshake import Handshake, check_handshake
 from sluicegate.quota.central.net.node_session import NodeSession
 from sluicegate.quota.central.net.tokens import Tokens
@@ -31,8 +38,9 @@ from sluicegate.quota.wire import Bounds, CentralWire
 
 __all__ = ["ConnectionRegistry", "OpenSession"]
 
-# Creates the session of a connection; the last argument: whether it presented the admin token.
-OpenSession: TypeAlias = Callable[[NodeSocket, Connection, bool], Session]
+# Creates the session of a connection, or says why not; the last argument: whether it presented the
+# admin token.
+OpenSession: TypeAlias = Callable[[NodeSocket, Connection, bool], Session | CloseReason]
 
 _logger = logging.getLogger("sluicegate.quota")
 
@@ -97,12 +105,15 @@ class ConnectionRegistry:
             return kind
         if kind not in self._protocols:
             return CloseReason.denied(f"protocol {kind} is not served")
-        if len(self._sockets) >= self._max_connections:
+        # There is one connection of each peer, and nodes must not be able to keep them out.
+        if len(self._sockets) >= self._max_connections and kind != PEER:
             return CloseReason.overloaded(f"too many connections, at most {self._max_connections}")
-        connection = Connection(kind, address, port, time.time())
-        self._sockets[socket] = connection
+        connection = Connection(kind, address, port, time.time(), peer=handshake.peer)
         is_admin = self.tokens.allows("admin", handshake.authorization)
-        return self._protocols[kind](socket, connection, is_admin)
+        session = self._protocols[kind](socket, connection, is_admin)
+        if not isinstance(session, CloseReason):
+            self._sockets[socket] = connection
+        return session
 
     def _open_node_session(
         self, socket: NodeSocket, connection: Connection, is_admin: bool

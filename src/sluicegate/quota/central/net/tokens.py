@@ -1,14 +1,17 @@
-"""`Tokens`: the two secrets of a central, one for nodes, one for administrators.
+"""`Tokens`: the secrets of a central, one for nodes, one for administrators, one for its peers.
 
     node = "..."       # TOML; nodes present it when they connect
     admin = "..."      # required by the HTTP API and the monitor
+    peer = "..."       # other centrals present it; only where there are several
 
-A file of one bare line sets both. The file must be readable by its owner only: anybody who can
-read it can lift every limit, and a file that is open to all is usually a mistake, so it is
+A file of one bare line sets the first two. The file must be readable by its owner only: anybody who
+can read it can lift every limit, and a file that is open to all is usually a mistake, so it is
 rejected.
 
 A token that is not set is not required. That is for a single machine: a central that other
-machines can reach starts only with both.
+machines can reach starts only with those of nodes and administrators, and with that of peers if it
+has any. The admin token does not open the connection of a peer: whoever can cast the vote of a
+central can stop the whole fleet's election, and administrators need no vote.
 """
 
 import hmac
@@ -16,16 +19,18 @@ import ipaddress
 import os
 import stat
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from sluicegate.errors import ConfigError, reason_of
 
 __all__ = ["Tokens", "is_loopback", "is_this_machine", "read_tokens"]
 
-_EXPECTED = 'node = "..." and admin = "..."'
+_EXPECTED = 'node = "..." and admin = "..." (and peer = "..." for several centrals)'
+_ROLES = ("node", "admin", "peer")
 _MIN_LENGTH = 8
 _MAX_LENGTH = 500
 _MAX_BYTES = 10_000
@@ -33,13 +38,14 @@ _MAX_BYTES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What nodes and administrators must present. None: nothing."""
+    """What nodes, administrators and peers must present. None: nothing."""
 
     node: str | None = field(default=None, repr=False)
     admin: str | None = field(default=None, repr=False)
+    peer: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for what, token in (("node", self.node), ("admin", self.admin)):
+        for what, token in (("node", self.node), ("admin", self.admin), ("peer", self.peer)):
             if token is not None:
                 _check_token(what, token)
 
@@ -47,9 +53,12 @@ class Tokens:
     def are_set(self) -> bool:
         return self.node is not None and self.admin is not None
 
-    def allows(self, role: Literal["admin", "node"], authorization: str | None) -> bool:
-        """Whether an `Authorization: Bearer TOKEN` header suffices. Administrators may do all."""
-        wanted = [self.admin] if role == "admin" else [self.node, self.admin]
+    def allows(self, role: Literal["admin", "node", "peer"], authorization: str | None) -> bool:
+        """Whether an `Authorization: Bearer TOKEN` header suffices.
+
+        Administrators may do all that nodes may.
+        """
+        wanted = {"admin": [self.admin], "node": [self.node, self.admin], "peer": [self.peer]}[role]
         if wanted[0] is None:
             return True
         scheme, _, shown = (authorization or "").partition(" ")
@@ -90,7 +99,7 @@ def read_tokens(path: str | Path) -> Tokens:
     if not lines:
         raise ConfigError(f"token file {path} is empty; expected {_EXPECTED}")
     if len(lines) == 1 and "=" not in lines[0].rstrip("="):  # base64 may end with it
-        return _tokens(path, lines[0], lines[0])
+        return _tokens(path, {"node": lines[0], "admin": lines[0]})
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError):
@@ -98,10 +107,10 @@ def read_tokens(path: str | Path) -> Tokens:
         raise ConfigError(
             f"token file {path} is neither one line nor TOML; expected {_EXPECTED}"
         ) from None
-    others = sorted(document.keys() - {"node", "admin"})
+    others = sorted(document.keys() - set(_ROLES))
     if others:
         raise ConfigError(f"token file {path} must have {_EXPECTED}, got unknown keys {others}")
-    return _tokens(path, document.get("node"), document.get("admin"))
+    return _tokens(path, document)
 
 
 def _read(path: str | Path) -> tuple[str, os.stat_result]:
@@ -116,12 +125,12 @@ def _read(path: str | Path) -> tuple[str, os.stat_result]:
         os.close(descriptor)
 
 
-def _tokens(path: str | Path, node: object, admin: object) -> Tokens:
-    for what, token in (("node", node), ("admin", admin)):
-        if token is not None and not isinstance(token, str):
+def _tokens(path: str | Path, tokens: Mapping[str, Any]) -> Tokens:
+    for what, token in tokens.items():
+        if not isinstance(token, str):
             raise ConfigError(f"token file {path}: {what} must be text, got {type(token).__name__}")
     try:
-        return Tokens(node, admin)  # type: ignore[arg-type]
+        return Tokens(**tokens)
     except ValueError as error:
         raise ConfigError(f"token file {path}: {error}") from None
 

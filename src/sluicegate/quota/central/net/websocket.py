@@ -39,6 +39,7 @@ from websockets.typing import Subprotocol
 
 from sluicegate.quota.central.net.connection import (
     FAILED,
+    PEER,
     STOPPING,
     CloseReason,
     Connection,
@@ -74,7 +75,7 @@ _DATA_OPCODES = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 
 
 class Session(Protocol):
-    """The protocol spoken over one socket: `sluicegate.v1` or classic."""
+    """The protocol spoken over one socket: that of nodes, the classic one, or that of peers."""
 
     connection: Connection
 
@@ -119,10 +120,10 @@ class NodeSocket(asyncio.Protocol):
         self._websocket = ServerProtocol(
             max_size=frame_bytes,
             logger=_logger,
-            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            subprotocols=[Subprotocol(SUBPROTOCOL), Subprotocol(PEER)],
             # The default refuses clients that ask for no subprotocol.
             select_subprotocol=lambda _, asked: next(
-                (name for name in asked if name == SUBPROTOCOL), None
+                (name for name in asked if name in (SUBPROTOCOL, PEER)), None
             ),
         )
         self._transport: asyncio.Transport
@@ -206,6 +207,10 @@ class NodeSocket(asyncio.Protocol):
         if not self._is_closing and self._websocket.state is OPEN:
             self._websocket.send_text(frame)
             self._flush()
+
+    def limit_frames(self, size: int) -> None:
+        """Take no larger frames from now on, in bytes."""
+        self._websocket.max_message_size = size
 
     def schedule(self, work: Work) -> None:
         """Run a job in steps, with the turns of other connections in between."""
@@ -394,6 +399,7 @@ class NodeSocket(asyncio.Protocol):
             slot_seconds=_single_header(headers.get_all("Sluicegate-Slot-Seconds")),
             origin=_single_header(headers.get_all("Origin")),
             host=_single_header(headers.get_all("Host")),
+            peer=_single_header(headers.get_all("Sluicegate-Peer")),
         )
         session = self._open_session(self, handshake, self._address, self._port)
         if isinstance(session, CloseReason):

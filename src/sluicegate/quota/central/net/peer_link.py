@@ -1,0 +1,137 @@
+"""`PeerLink`: the connection from this central to one of its peers, made again whenever it ends.
+
+Proposals are sent over it, and the peer's answers come back over it. While there is no connection,
+what is to be sent is dropped: an old proposal is of no use. Each kind of failure is logged once,
+until a connection holds.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.typing import Subprotocol
+
+from sluicegate.election.paxos.messages import Message
+from sluicegate.election.paxos.wire import LARGEST_MESSAGE
+from sluicegate.errors import ProtocolError
+from sluicegate.quota.backoff import Backoff
+from sluicegate.quota.central.net.connection import PEER
+from sluicegate.quota.central.net.peer_stream import PeerStream
+
+__all__ = ["PeerLink", "PeerOptions"]
+
+_logger = logging.getLogger("sluicegate.quota")
+
+_OPEN_TIMEOUT = 2.0
+_PING_INTERVAL = 1.0
+_PING_TIMEOUT = 2.0
+_CLOSE_TIMEOUT = 0.5
+_LONGEST_BACKOFF = 1.0  # there are few peers, and without them nobody leads
+_DENIED = 1008
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOptions:
+    """What all links of a member have in common. `tls` is for peers with a wss:// URL."""
+
+    name: str
+    token: str | None = None
+    tls: ssl.SSLContext | None = None
+
+
+class _ConnectWithoutRedirects(connect):
+    """Follows no redirect: the token is for the configured peer only."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
+class PeerLink:
+    """One peer. `receive(peer, message)` gets its answers; it may raise ProtocolError."""
+
+    def __init__(
+        self,
+        peer: str,
+        url: str,
+        options: PeerOptions,
+        receive: Callable[[str, Message], None],
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.peer = peer
+        self.url = url
+        self._options = options
+        self._receive = receive
+        self._backoff = backoff or Backoff(longest=_LONGEST_BACKOFF)
+        self._stream: PeerStream | None = None
+        self._logged_problem: str | None = None
+
+    def __repr__(self) -> str:
+        return f"PeerLink({self.peer}, {self.url}, connected={self.is_connected})"
+
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None
+
+    def send(self, message: Message) -> None:
+        """Send a message, or drop it."""
+        if self._stream is not None:
+            self._stream.send(message)
+
+    async def run(self) -> None:
+        """Stay connected, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            is_denied = False
+            try:
+                await self._connect_once()
+                problem = "connection closed"
+            except ConnectionClosed as closed:
+                is_denied = closed.rcvd is not None and closed.rcvd.code == _DENIED
+                problem = str(closed)
+            except (OSError, WebSocketException, ProtocolError) as error:
+                problem = f"{type(error).__name__}: {error}"
+            except Exception as error:
+                # Without its link to a peer a member would never have its vote again.
+                _logger.exception("connection to peer %s failed", self.peer)
+                problem = f"{type(error).__name__}: {error}"
+            if problem != self._logged_problem:
+                self._logged_problem = problem
+                level = logging.ERROR if is_denied else logging.WARNING
+                _logger.log(level, "connection to peer %s failed: %s", self.peer, problem)
+            lasted = loop.time() - began
+            await asyncio.sleep(self._backoff.next_delay(lasted=lasted, is_permanent=is_denied))
+
+    async def _connect_once(self) -> None:
+        options = self._options
+        headers = {"Sluicegate-Peer": options.name}
+        if options.token is not None:
+            headers["Authorization"] = f"Bearer {options.token}"
+        async with _ConnectWithoutRedirects(
+            self.url,
+            subprotocols=[Subprotocol(PEER)],
+            compression=None,
+            additional_headers=headers,
+            proxy=None,
+            open_timeout=_OPEN_TIMEOUT,
+            ping_interval=_PING_INTERVAL,
+            ping_timeout=_PING_TIMEOUT,
+            close_timeout=_CLOSE_TIMEOUT,
+            max_size=LARGEST_MESSAGE,
+            ssl=options.tls if self.url.startswith("wss:") else None,
+        ) as connection:
+            if connection.subprotocol != PEER:
+                raise ProtocolError(f"server does not support {PEER}: is it a central with peers?")
+            stream = PeerStream(
+                connection, lambda message: self._receive(self.peer, message), wants_answer=True
+            )
+            self._stream = stream
+            _logger.info("peer connected: %s (%s)", self.peer, self.url)
+            try:
+                await stream.run()
+            finally:
+                self._stream = None

@@ -8,6 +8,7 @@ from sluicegate.quota import CentralState, Ledger
 from sluicegate.quota.central.http.api import routes
 from sluicegate.quota.central.http.metrics import CentralMetrics
 from sluicegate.quota.central.http.responses import exception_handlers
+from sluicegate.quota.central.leadership import SoleLeadership
 from sluicegate.quota.central.limit_sources import open_source
 from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.messages import Line, Report
@@ -47,6 +48,7 @@ class SocketlessCentral:
         wall = 100.6 * self.slot_seconds
         self.state = CentralState(self.name, ledger, now=self.time, wall=wall)
         self.state.lead(self.time, 7)
+        self.leadership = SoleLeadership(self.state)
         self.app = Starlette(routes=routes(self), exception_handlers=exception_handlers())
         self._totals: dict[tuple[str, str, str, str], list[float]] = {}
         self._sequences: dict[str, int] = {}

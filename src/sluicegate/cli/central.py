@@ -16,9 +16,10 @@ from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError, SluicegateError
 from sluicegate.quota.central.central import Central
 from sluicegate.quota.central.limit_sources.sync import NoValidLimits
+from sluicegate.quota.central.membership import parse_peers
 from sluicegate.quota.central.net.tokens import Tokens, read_tokens
 
-__all__ = ["configure"]
+__all__ = ["add_peer_options", "configure"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
   sluicegate central --limits limits.db --state central.state
   sluicegate central --listen 0.0.0.0:7411 --limits redis://10.0.0.5/0 --token-file tokens.toml \\
       --tls-cert central.crt --tls-key central.key
+  sluicegate central --listen 10.0.0.1:7411 --limits redis://10.0.0.5/0 --token-file tokens.toml \
+      --state a.state --name a --election paxos \
+      --peers a=ws://10.0.0.1:7411,b=ws://10.0.0.2:7411,c=ws://10.0.0.3:7411
 
 a token file (chmod 600) has two lines, node = "..." and admin = "..."; a file with one bare line
-uses it for both"""
+uses it for both. Centrals with peers need a third, peer = "..." """
     parser.add_argument(
         "--listen",
         default="127.0.0.1:7411",
@@ -64,7 +68,42 @@ uses it for both"""
     parser.add_argument(
         "--state", metavar="FILE", help="file that keeps the buckets across a restart"
     )
+    add_peer_options(parser)
+    parser.add_argument(
+        "--election",
+        metavar="HOW",
+        help="how several centrals elect the active one: paxos (among themselves), "
+        "etcd://HOST:PORT,... or redis://...",
+    )
     parser.set_defaults(run=_run, parser=parser)
+
+
+def add_peer_options(parser: argparse.ArgumentParser) -> None:
+    """What all members of an election have."""
+    parser.add_argument(
+        "--peers",
+        type=_peers,
+        metavar="N=URL,...",
+        help="all members of the election by name, this one included; the same on each",
+    )
+    parser.add_argument(
+        "--lease",
+        type=float,
+        metavar="SECONDS",
+        help="how long a leader leads without a renewal, 0.4 to 60 (default: 2); the same on each",
+    )
+    parser.add_argument(
+        "--peer-ca",
+        metavar="F",
+        help="CA certificates for peers with wss:// (PEM), instead of the system's",
+    )
+
+
+def _peers(text: str) -> dict[str, str]:
+    try:
+        return parse_peers(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _run(arguments: argparse.Namespace, clock: Clock) -> int:
@@ -84,6 +123,10 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
             tls_cert=arguments.tls_cert,
             tls_key=arguments.tls_key,
             state=arguments.state,
+            peers=arguments.peers,
+            election=arguments.election,
+            lease=arguments.lease,
+            peer_ca=arguments.peer_ca,
         )
         _raise_file_limit()
         _tune_gc()

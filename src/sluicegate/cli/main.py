@@ -21,6 +21,7 @@ COMMANDS = {
     "limits": "list, set and remove the limits of a running central",
     "simulate": "test how well limits hold in a simulated cluster, with faults",
     "central": "run the server that assigns quotas to nodes",
+    "witness": "run a vote without a server, for the election of two centrals",
     "node": "run a reverse proxy that enforces a quota in front of a service",
     "worker": "run a function on the batches of a queue",
     "queue": "look at a queue, drain it, retry its dead requests",

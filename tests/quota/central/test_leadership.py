@@ -6,7 +6,7 @@ import time
 import pytest
 
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.central.leadership import ElectedLeadership, EpochFloor, epoch_bound
+from sluicegate.quota.central.leadership import ElectedLeadership, EpochFloor, Peer, epoch_bound
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.ledger.ledger import Ledger
 from sluicegate.quota.messages import Ask, Quota, Report, UserAsk
@@ -33,10 +33,12 @@ class Candidate:
             self.state,
             self.election,
             self.floor,
-            clock=lambda: 0.1,
-            announce=self.sent.extend,
             has_own_epochs=has_own_epochs,
+            members={"a": "ws://a:1/", "b": "ws://b:1/"},
+            is_connected=lambda peer: True,
+            clock=lambda: 0.1,
         )
+        self.leadership.deliver = self.sent.extend
 
     def win(self, epoch: int) -> None:
         self.election.win(epoch)
@@ -66,6 +68,8 @@ def test_it_starts_as_a_standby_and_leads_when_it_is_elected() -> None:
     assert (a.state.leads, a.state.epoch, a.leadership.leader) == (True, 7, "a")
     a.lose("b", 8)
     assert (a.state.leads, a.state.epoch, a.leadership.leader) == (False, 8, "b")
+    assert a.leadership.leader_url == "ws://b:1/"
+    assert a.leadership.peers == [Peer("b", "ws://b:1/", True)]
     a.win(9)
     assert (a.state.leads, a.state.epoch, a.leadership.wins) == (True, 9, 2)
 

@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from sluicegate.errors import ConfigError
 from sluicegate.quota.central.daemon_thread import run_in_daemon_thread
+from sluicegate.quota.central.membership import check_membership
 from sluicegate.quota.central.net.tokens import Tokens, is_loopback
+from sluicegate.quota.central.server_socket import parse_address
 from sluicegate.quota.ledger.ledger import Assignment, Ledger
 from sluicegate.quota.ledger.service import MakeService, installed_services
 from sluicegate.quota.wire.bounds import Bounds
 
 if TYPE_CHECKING:
     from sluicegate.quota.central.limit_sources import LimitsSource
+    from sluicegate.quota.central.member import Member
     from sluicegate.quota.central.net.registry import ConnectionRegistry
     from sluicegate.quota.central.server import Server
 
@@ -59,6 +62,10 @@ class Central:
         assignment: Assignment = "fair",
         max_connections: int = 10_000,
         bounds: Bounds = _DEFAULT_BOUNDS,
+        peers: Mapping[str, str] | None = None,
+        election: str | None = None,
+        lease: float | None = None,
+        peer_ca: str | Path | None = None,
     ) -> None:
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= bounds.name_bytes:
             raise ValueError(f"name must have 1 to {bounds.name_bytes} bytes, got {name!r}")
@@ -71,13 +78,16 @@ class Central:
                 "expected both tls_cert and tls_key (--tls-cert, --tls-key), got only one"
             )
         self.name = name
-        self._host, self._port = _parse_address(listen)
+        self._host, self._port = parse_address(listen)
         self._tokens = Tokens(node_token, admin_token, peer_token)
         if not is_loopback(self._host) and not self._tokens.are_set:
             raise ConfigError(
                 f"other machines may reach {listen}, but the node token or the admin token is "
                 f"missing: set both (--token-file), or listen on 127.0.0.1"
             )
+        self._membership = check_membership(name, peers, election, lease, state)
+        self._check_peer_access(listen, peer_ca)
+        self._peer_ca = None if peer_ca is None else str(peer_ca)
         self._limits = limits
         self._tls = (None, None) if tls_cert is None else (str(tls_cert), str(tls_key))
         self._state = state
@@ -92,8 +102,19 @@ class Central:
         self._bounds = bounds
         self._server: Server | None = None
         self._source: LimitsSource | None = None
+        self._member: Member | None = None
         self._thread: _LoopThread | None = None
         self.registry: ConnectionRegistry | None = None  # set by start()
+
+    def _check_peer_access(self, listen: str, peer_ca: str | Path | None) -> None:
+        if self._membership is None or not self._membership.urls:
+            if peer_ca is not None:
+                raise ConfigError(f"a peer CA file ({peer_ca}) but no peers")
+        elif not is_loopback(self._host) and self._tokens.peer is None:
+            raise ConfigError(
+                f"other machines may reach {listen}, but the token of the peers is missing: add "
+                f'peer = "..." to the token file, the same on all centrals'
+            )
 
     def __repr__(self) -> str:
         if self._server is None:
@@ -129,8 +150,9 @@ class Central:
         )
         self._source = parts.limits_sync.source
         try:
+            member = self._make_member()
             self.registry = parts.build_registry(
-                self.name, self._tokens, self._max_connections, self._bounds
+                self.name, self._tokens, self._max_connections, self._bounds, member
             )
             server = Server(
                 self.registry,
@@ -144,10 +166,26 @@ class Central:
         except BaseException:
             self._source.close()
             raise
-        self._server = server
-        _logger.info(
-            "central %s listens on %s, epoch %d", self.name, self.url, self.registry.state.epoch
-        )
+        self._server, self._member = server, member
+        if member is None:
+            epoch = self.registry.state.epoch
+            _logger.info("central %s listens on %s, epoch %d", self.name, self.url, epoch)
+            return
+        _logger.info("central %s listens on %s, standby", self.name, self.url)
+        try:
+            await member.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    def _make_member(self) -> "Member | None":
+        from sluicegate.quota.central.member import Member, peer_tls
+        from sluicegate.quota.central.net.peer_link import PeerOptions
+
+        if self._membership is None:
+            return None
+        tls = peer_tls(self._membership, self._peer_ca)
+        return Member(self._membership, PeerOptions(self.name, self._tokens.peer, tls))
 
     async def close(self) -> None:
         """Answer what has arrived, close the connections, write the state, and stop.
@@ -157,9 +195,14 @@ class Central:
         server, self._server = self._server, None
         if server is None:
             return
+        member, self._member = self._member, None
         try:
+            if member is not None:
+                await member.resign()
             await server.close()
         finally:
+            if member is not None:
+                await member.close()
             assert self._source is not None
             # A source that hangs may hold the lock it needs to be closed.
             done, _ = await asyncio.wait(
@@ -247,13 +290,3 @@ class _LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def _parse_address(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(
-            f"invalid listen address: expected HOST:PORT (port 0 to 65535), got {listen!r}"
-        )
-    return host, int(port)

@@ -27,8 +27,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 from sluicegate.election.election import Election
 from sluicegate.errors import ProtocolError
@@ -39,6 +39,7 @@ __all__ = [
     "ElectedLeadership",
     "EpochFloor",
     "Leadership",
+    "Peer",
     "SoleLeadership",
     "check_epoch",
     "epoch_bound",
@@ -64,6 +65,14 @@ def check_epoch(report: Report) -> None:
         )
 
 
+class Peer(NamedTuple):
+    """Another central, as the API shows it."""
+
+    name: str
+    url: str
+    is_connected: bool | None  # None: the election does not need a connection to it
+
+
 class Leadership(Protocol):
     """What a central needs to know of its leadership."""
 
@@ -72,6 +81,14 @@ class Leadership(Protocol):
     @property
     def leader(self) -> str | None:
         """The name of the central that leads, as far as is known here."""
+
+    @property
+    def leader_url(self) -> str | None:
+        """Where it is, if that is known."""
+
+    @property
+    def peers(self) -> list[Peer]:
+        """The other centrals."""
 
     def hear(self, now: float, report: Report) -> None:
         """A node reports an epoch that is above this central's."""
@@ -86,7 +103,15 @@ class SoleLeadership:
 
     @property
     def leader(self) -> str | None:
-        return self._state.name
+        return self._state.name if self._state.leads else None
+
+    @property
+    def leader_url(self) -> str | None:
+        return None
+
+    @property
+    def peers(self) -> list[Peer]:
+        return []
 
     def hear(self, now: float, report: Report) -> None:
         check_epoch(report)
@@ -116,9 +141,10 @@ class EpochFloor:
 
 
 class ElectedLeadership:
-    """Keeps a state in step with an election. `announce` sends the first quotas of a leader.
+    """Keeps a state in step with an election. `deliver` sends what a new leader announces.
 
     `has_own_epochs`: the election does not know the floor, so that epochs are raised here.
+    `members`: the URLs of all centrals by name.
     """
 
     def __init__(
@@ -127,16 +153,19 @@ class ElectedLeadership:
         election: Election,
         floor: EpochFloor,
         *,
-        clock: Callable[[], float],
-        announce: Callable[[list[tuple[str, Quota]]], None],
         has_own_epochs: bool = False,
+        members: Mapping[str, str] | None = None,
+        is_connected: Callable[[str], bool | None] = lambda peer: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.election = election
         self.wins = 0
+        self.deliver: Callable[[list[tuple[str, Quota]]], None] = lambda messages: None
         self._state = state
         self._floor = floor
         self._clock = clock
-        self._announce = announce
+        self._members = dict(members or {})
+        self._is_connected = is_connected
         self._has_own_epochs = has_own_epochs
         self._term = 0  # the election's epoch of the leadership that the state is in; 0: standby
         self._task: asyncio.Task[None] | None = None
@@ -147,6 +176,18 @@ class ElectedLeadership:
     @property
     def leader(self) -> str | None:
         return self.election.leader
+
+    @property
+    def leader_url(self) -> str | None:
+        return self._members.get(self.election.leader or "")
+
+    @property
+    def peers(self) -> list[Peer]:
+        return [
+            Peer(name, url, self._is_connected(name))
+            for name, url in self._members.items()
+            if name != self._state.name
+        ]
 
     def hear(self, now: float, report: Report) -> None:
         if not self._state.leads:
@@ -183,7 +224,7 @@ class ElectedLeadership:
         self._term = term
         self._state.lead(now, epoch)
         _logger.info("central %s leads, epoch %d", self._state.name, epoch)
-        self._announce(self._state.announce(now))
+        self.deliver(self._state.announce(now))
 
     def _follow(self, now: float) -> None:
         known = self.election.epoch

@@ -9,7 +9,6 @@ import functools
 import itertools
 import os
 import socket
-import ssl
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluicegate.errors import ConfigError, Unavailable, reason_of
+from sluicegate.errors import Unavailable
 from sluicegate.quota.central.http.api import routes
 from sluicegate.quota.central.http.responses import error_response, exception_handlers
 from sluicegate.quota.central.net.connection import CloseReason, Connection
@@ -27,6 +26,7 @@ from sluicegate.quota.central.net.registry import ConnectionRegistry
 from sluicegate.quota.central.net.tokens import Tokens, is_this_machine
 from sluicegate.quota.central.net.websocket import NodeSocket, Session
 from sluicegate.quota.central.scheduler import Scheduler
+from sluicegate.quota.central.server_socket import tls_context
 from sluicegate.quota.central.state_file import StateFile
 
 __all__ = ["Server"]
@@ -84,7 +84,7 @@ class Server:
         )
         config.load()
         if tls_cert is not None:
-            config.ssl = _tls_context(tls_cert, tls_key)
+            config.ssl = tls_context(tls_cert, tls_key)
         self._uvicorn = uvicorn.Server(config)
         self._uvicorn.lifespan = config.lifespan_class(config)
 
@@ -193,15 +193,3 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
     # before it.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     yield listener
-
-
-def _tls_context(cert: str, key: str | None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"invalid TLS certificate {cert} or key {key}: {reason_of(error)}"
-        ) from None
-    return context

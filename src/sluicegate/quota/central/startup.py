@@ -1,7 +1,8 @@
 """Start-up of a central: reads the limits and the state file, and builds its parts from them.
 
 The order matters. The limits are read first, because a snapshot is restored into the limits in
-force; then the state file; then the central leads, with an epoch above all it has had.
+force; then the state file; then the central leads, with an epoch above all it has had, or is a
+standby until it is elected.
 """
 
 import logging
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from sluicegate.quota.central.classic.session import classic_session_factory
-from sluicegate.quota.central.leadership import SoleLeadership, epoch_bound
+from sluicegate.quota.central.leadership import Leadership, SoleLeadership, epoch_bound
 from sluicegate.quota.central.limit_sources import open_source
 from sluicegate.quota.central.limit_sources.sync import LimitsSync
+from sluicegate.quota.central.member import Member
 from sluicegate.quota.central.net.connection import CLASSIC
 from sluicegate.quota.central.net.registry import ConnectionRegistry
 from sluicegate.quota.central.net.tokens import Tokens
@@ -38,21 +40,39 @@ class CentralParts:
     previous_epoch: int  # of the state file; 0: none
 
     def build_registry(
-        self, name: str, tokens: Tokens, max_connections: int, bounds: Bounds
+        self,
+        name: str,
+        tokens: Tokens,
+        max_connections: int,
+        bounds: Bounds,
+        member: Member | None = None,
     ) -> ConnectionRegistry:
-        """Create the registry of a central that leads from now on."""
+        """Create the registry of a central that leads from now on, or is a member of an election.
+
+        That one leads when it is elected.
+        """
         now, wall = time.monotonic(), time.time()
-        state = CentralState(name, self.ledger, now=now, wall=wall)
-        state.lead(now, max(self._plausible_epoch(wall) + 1, int(wall)))
+        epoch = self._plausible_epoch(wall)
+        leadership: Leadership
+        if member is None:
+            state = CentralState(name, self.ledger, now=now, wall=wall)
+            state.lead(now, max(epoch + 1, int(wall)))
+            leadership = SoleLeadership(state)
+        else:
+            state = CentralState(name, self.ledger, now=now, wall=wall, has_lease=member.has_lease)
+            member.floor.hear(epoch)
+            leadership = member.lead(state)
         registry = ConnectionRegistry(
             state,
             self.limits_sync,
-            SoleLeadership(state),
+            leadership,
             tokens=tokens,
             max_connections=max_connections,
             bounds=bounds,
         )
         registry.register(CLASSIC, classic_session_factory(registry))
+        if member is not None:
+            member.serve(registry)
         return registry
 
     def _plausible_epoch(self, wall: float) -> int:

@@ -7,7 +7,7 @@ nothing else. So no frame is processed while the peer does not read; when it is,
 newest there is. (A `sluicegate.v1` node is sent the newest quota only; here a quota that was left
 out would be taken for the next one.)
 A standby central closes the connection at the first report, as the classic one did: the node goes
-to the next central.
+to the next central. The reason says which one leads, and where.
 """
 
 from collections.abc import Generator
@@ -80,7 +80,7 @@ class ClassicSession:
                         f"{_MAX_BAD_FRAMES} bad frames in a minute, the last: {fault}"
                     )
         if answer is None:
-            return CloseReason.overloaded("this central is on standby, another one leads")
+            return CloseReason.overloaded(self._standby_reason())
         if len(answer) > _SMALL_BYTES:
             yield
         self._registry.metrics.frame("classic_answer", len(answer))
@@ -107,6 +107,13 @@ class ClassicSession:
         self.connection.last_slot = int(message["slot_number"]) - 1
         self.connection.quota_sent = now
         return answer
+
+    def _standby_reason(self) -> str:
+        leadership = self._registry.leadership
+        if leadership.leader is None:
+            return "this central is on standby, no leader is known"
+        where = "" if leadership.leader_url is None else f" at {leadership.leader_url}"
+        return f"this central is on standby, {leadership.leader} leads{where}"
 
     def _has_too_many_bad(self, now: float) -> bool:
         if now - self._bad_since > _MINUTE:

@@ -1,6 +1,6 @@
 """The routes of the central's HTTP API: status, limits, usage, nodes, metrics and health.
 
-    GET    /api/status          name, role, epoch and current slot
+    GET    /api/status          name, role, epoch, leader, peers and current slot
     GET    /api/limits          the entries in force, and the errors of the source
     PUT    /api/limits          set one entry, or all of them
     DELETE /api/limits          remove one entry
@@ -82,7 +82,12 @@ class _Api:
                 "name": registry.name,
                 "role": "active" if state.leads else "standby",
                 "epoch": state.epoch,
-                "leader": registry.name if state.leads else None,
+                "leader": registry.leadership.leader,
+                "leader_url": registry.leadership.leader_url,
+                "peers": [
+                    {"name": peer.name, "url": peer.url, "connected": peer.is_connected}
+                    for peer in registry.leadership.peers
+                ],
                 "slot": slot,
                 "slot_seconds": state.ledger.slot_seconds,
                 "uptime": max(0.0, time.time() - registry.started),

@@ -167,6 +167,11 @@ class CentralMetrics:
         yield info
         yield _gauge("leads", "1 if active, 0 if standby", state.leads)
         yield _gauge("epoch", "epoch of the leadership", state.epoch)
+        yield _counter("elections", "how often it became active", registry.leadership.wins)
+        peers = [peer for peer in registry.leadership.peers if peer.is_connected is not None]
+        yield _gauge("peers", "other members of the election", len(peers))
+        connected = sum(bool(peer.is_connected) for peer in peers)
+        yield _gauge("peers_connected", "members to which there is a connection", connected)
         yield _gauge("slot", "current slot", state.slot(now))
         yield _gauge("start_time_seconds", "start time (Unix time)", registry.started)
         connections = GaugeMetricFamily(

@@ -207,6 +207,7 @@ _SCHEMAS: _Json = {
             "error": _or_null("string"),
         }
     ),
+    "Peer": _object({"name": _TEXT, "url": _TEXT, "connected": _or_null("boolean")}),
     "Removed": _object({"removed": _object({"service": _TEXT, "user": _TEXT})}),
     "Status": _object(
         {
@@ -214,6 +215,8 @@ _SCHEMAS: _Json = {
             "role": {"enum": ["active", "standby"]},
             "epoch": {"type": "integer"},
             "leader": _or_null("string"),
+            "leader_url": _or_null("string"),
+            "peers": _list_of("Peer"),
             "slot": {"type": "integer"},
             "slot_seconds": _AMOUNT,
             "uptime": _AMOUNT,

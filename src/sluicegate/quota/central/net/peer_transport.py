@@ -54,6 +54,7 @@ class PeerTransport:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        await asyncio.sleep(0)  # a connection that was being made is closed in the next turn
 
     def send(self, peer: str, message: Message) -> None:
         """Send a message, or drop it; neither waits nor raises."""

@@ -1,0 +1,106 @@
+"""`Member`: this central's part in an election: its links to the peers, and its candidacy.
+
+It is made for one life of a central. The order of a start matters: the port is open before the
+first link is made, and the links before the election, so that the first proposal finds its peers.
+At the stop the leadership is given back first: another central leads by the time the nodes are told
+to go.
+"""
+
+import ssl
+
+from sluicegate.election.election import Election
+from sluicegate.election.paxos import PaxosLease
+from sluicegate.errors import ConfigError
+from sluicegate.quota.central.leadership import ElectedLeadership, EpochFloor
+from sluicegate.quota.central.membership import Membership
+from sluicegate.quota.central.net.connection import PEER
+from sluicegate.quota.central.net.peer_link import PeerOptions
+from sluicegate.quota.central.net.peer_session import peer_session_factory
+from sluicegate.quota.central.net.peer_transport import PeerTransport
+from sluicegate.quota.central.net.registry import ConnectionRegistry
+from sluicegate.quota.central.state import CentralState
+
+__all__ = ["Member", "paxos_lease", "peer_tls"]
+
+
+class Member:
+    """One member of the election that `membership` describes."""
+
+    def __init__(self, membership: Membership, options: PeerOptions) -> None:
+        self.membership = membership
+        self.floor = EpochFloor()
+        self._transport = PeerTransport(membership.peers if membership.is_paxos else {}, options)
+        self.election: Election = paxos_lease(membership, self._transport, self.floor)
+        self._leadership: ElectedLeadership | None = None
+
+    def has_lease(self) -> bool:
+        return self.election.is_leader
+
+    def lead(self, state: CentralState) -> ElectedLeadership:
+        """Make the leadership of a state."""
+        self._leadership = ElectedLeadership(
+            state,
+            self.election,
+            self.floor,
+            members=self.membership.urls,
+            is_connected=self._is_connected,
+        )
+        return self._leadership
+
+    def serve(self, registry: ConnectionRegistry) -> None:
+        """Let peers connect to the port of this central."""
+        assert self._leadership is not None
+        self._leadership.deliver = registry.deliver
+        if self.membership.is_paxos:
+            registry.register(PEER, peer_session_factory(registry, self._transport))
+
+    async def start(self) -> None:
+        assert self._leadership is not None
+        self._transport.start()
+        await self._leadership.start()
+
+    async def resign(self) -> None:
+        """Stop leading and campaigning; peers are still answered."""
+        assert self._leadership is not None
+        await self._leadership.close()
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    def _is_connected(self, peer: str) -> bool | None:
+        link = self._transport.links.get(peer)
+        return None if link is None else link.is_connected
+
+
+def paxos_lease(
+    membership: Membership,
+    transport: PeerTransport,
+    floor: EpochFloor,
+    *,
+    is_candidate: bool = True,
+) -> PaxosLease:
+    """A member of a Paxos election whose messages the transport carries."""
+    assert membership.path is not None
+    lease = PaxosLease(
+        membership.name,
+        sorted(membership.urls),
+        transport,
+        membership.path,
+        lease=membership.lease,
+        is_candidate=is_candidate,
+        floor=floor,
+    )
+    transport.receive = lease.receive
+    return lease
+
+
+def peer_tls(membership: Membership, ca_file: str | None) -> ssl.SSLContext | None:
+    """Whom to trust with wss://; None: no peer has such a URL."""
+    if not any(url.startswith("wss:") for url in membership.peers.values()):
+        if ca_file is not None:
+            raise ConfigError(f"a peer CA file ({ca_file}) is for peers with a wss:// URL")
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the peer CA file {ca_file}: {error}") from None

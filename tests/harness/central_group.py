@@ -38,7 +38,7 @@ class CentralGroup:
         self.urls = {name: f"ws://{address}/" for name, address in self.addresses.items()}
         self.running: dict[str, Central] = {}
         self._started = names if started is None else started
-        self._options = {"limits": LIMITS, "lease": 1.0, **options}
+        self._options = {"limits": LIMITS, "lease": 1.0, "election": "paxos", **options}
 
     def make(self, name: str, **changes: Any) -> Central:
         options = self._options | changes
@@ -48,7 +48,6 @@ class CentralGroup:
             listen=self.addresses[name],
             state=self.folder / f"{name}.state",
             peers=self.urls,
-            election="paxos",
             **options,
         )
 

@@ -10,12 +10,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.sync.client import connect
 
+from sluicegate.demo.process import random_loopback
 from sluicegate.errors import ConfigError
 from sluicegate.quota import Central
+from sluicegate.quota.central.member import etcd_hosts
 from sluicegate.quota.central.net.connection import PEER
 from sluicegate.quota.messages import Quota
 from tests.harness.central import PlainNode, V1Node, closed_with, get, slot_of
 from tests.harness.central_group import CentralGroup
+from tests.harness.servers import RedisServer
 from tests.harness.waits import wait_for
 
 TOKEN = "peer-secret-3"
@@ -126,9 +129,35 @@ def test_two_centrals_and_a_witness_survive_the_loss_of_one(tmp_path: Path) -> N
         assert survivor.name in {"a", "b"} - {leader.name}
 
 
+def test_with_redis_the_leader_counts_from_what_its_nodes_know(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """Redis counts its epochs from 1; a central that ran alone had the time."""
+    before = int(time.time())
+    with CentralGroup(tmp_path, names=["a", "b"], election=redis_server.url) as group:
+        leader = group.wait_for_leader()
+        with V1Node(leader) as node:
+            node.report(slot_of(leader) - 1, epoch=before)
+            node.read_until(lambda got: isinstance(got, Quota) and got.epoch == before + 1)
+            status = get(leader, "/api/status")
+            assert (status["epoch"], status["peers"][0]["connected"]) == (before + 1, None)
+        successor = standby_of(group, leader)
+        with V1Node(successor) as node:
+            node.report(slot_of(leader) - 1, epoch=before + 1)
+            group.stop(leader.name)
+            quota = node.read_until(lambda got: isinstance(got, Quota))
+            assert (quota.central, quota.epoch) == (successor.name, before + 2)
+
+
+def test_where_etcd_is() -> None:
+    hosts = ["http://e1:2379", "http://e2:2379"]
+    assert etcd_hosts("etcd://e1:2379,e2:2379/") == (None, None, hosts)
+    assert etcd_hosts("etcds://me:p%40ss%3A@e1:2379") == ("me", "p@ss:", ["https://e1:2379"])
+
+
 def test_a_member_file_is_for_one_process_alone(tmp_path: Path) -> None:
     with CentralGroup(tmp_path, started=["a"]) as group:
-        group.addresses["a"] = group.addresses["b"]
+        group.addresses["a"] = f"{random_loopback()}:7411"
         with pytest.raises(ConfigError, match="in use by another process"):
             group.start("a")
         assert get(group.running["a"], "/healthz") == "ok"  # the first one is not harmed

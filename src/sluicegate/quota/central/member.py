@@ -7,6 +7,7 @@ to go.
 """
 
 import ssl
+from urllib.parse import unquote
 
 from sluicegate.election.election import Election
 from sluicegate.election.paxos import PaxosLease
@@ -20,7 +21,7 @@ from sluicegate.quota.central.net.peer_transport import PeerTransport
 from sluicegate.quota.central.net.registry import ConnectionRegistry
 from sluicegate.quota.central.state import CentralState
 
-__all__ = ["Member", "paxos_lease", "peer_tls"]
+__all__ = ["Member", "etcd_hosts", "paxos_lease", "peer_tls"]
 
 
 class Member:
@@ -30,7 +31,7 @@ class Member:
         self.membership = membership
         self.floor = EpochFloor()
         self._transport = PeerTransport(membership.peers if membership.is_paxos else {}, options)
-        self.election: Election = paxos_lease(membership, self._transport, self.floor)
+        self.election = _make_election(membership, self._transport, self.floor)
         self._leadership: ElectedLeadership | None = None
 
     def has_lease(self) -> bool:
@@ -42,6 +43,7 @@ class Member:
             state,
             self.election,
             self.floor,
+            has_own_epochs=not self.membership.is_paxos,
             members=self.membership.urls,
             is_connected=self._is_connected,
         )
@@ -70,6 +72,36 @@ class Member:
     def _is_connected(self, peer: str) -> bool | None:
         link = self._transport.links.get(peer)
         return None if link is None else link.is_connected
+
+
+def _make_election(membership: Membership, transport: PeerTransport, floor: EpochFloor) -> Election:
+    if membership.is_paxos:
+        return paxos_lease(membership, transport, floor)
+    if not membership.election.startswith("etcd"):
+        from sluicegate.election.redis import RedisElection
+
+        return RedisElection(membership.election, membership.name, lease=membership.lease)
+    try:
+        from sluicegate.election.etcd import EtcdElection
+    except ModuleNotFoundError as missing:
+        raise ConfigError(f"an election by etcd needs another package: {missing}") from None
+    user, password, hosts = etcd_hosts(membership.election)
+    return EtcdElection(
+        hosts, membership.name, lease=membership.lease, user=user, password=password
+    )
+
+
+def etcd_hosts(url: str) -> tuple[str | None, str | None, list[str]]:
+    """User, password and endpoints of etcd://[USER:PASSWORD@]HOST:PORT,HOST:PORT,...
+
+    etcds:// is the same with TLS.
+    """
+    scheme, _, rest = url.partition("://")
+    login, at, hosts = rest.rpartition("@")
+    user, _, password = login.partition(":")
+    http = "https" if scheme == "etcds" else "http"
+    endpoints = [f"{http}://{host.strip().rstrip('/')}" for host in hosts.split(",")]
+    return (unquote(user) if at else None), (unquote(password) if at else None), endpoints
 
 
 def paxos_lease(

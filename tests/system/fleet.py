@@ -211,6 +211,7 @@ class Fleet:
         self.next = CentralUnderTest(
             self.folder / "next", limits, port=7411
         )  # the nodes know it now
+        self.centrals = [self.central, self.next]
         self.cable: Cable | None = None
         self.nodes: list[NodeUnderTest] = []
         self._begin = math.inf
@@ -229,8 +230,7 @@ class Fleet:
         wait_for(self.central.is_listening, seen=self.central.last_output)
         if self._has_cable:
             self.cable = Cable(self.central.url, self.folder / "cable.pauses")
-        centrals = [self.cable.url if self.cable else self.central.url]
-        centrals += [self.next.url] if self._has_next else []
+        centrals = self.urls()
         for place, coming in enumerate(self._traffic):
             node = NodeUnderTest(
                 self.folder,
@@ -243,6 +243,11 @@ class Fleet:
             )
             self.nodes.append(node)
             node.start()
+
+    def urls(self) -> list[str]:
+        """The centrals that the nodes know."""
+        first = self.cable.url if self.cable else self.central.url
+        return [first, self.next.url] if self._has_next else [first]
 
     def begin(self, begin: float) -> None:
         """Let the traffic begin at a moment of the monotonic clock."""
@@ -283,7 +288,7 @@ class Fleet:
             worker.counts.close()
         if self.cable is not None:
             self.cable.close()
-        stop([self.central, self.next], PATIENCE)
+        stop(self.centrals, PATIENCE)
         shutil.rmtree(self.folder)
 
     def _all_workers(self) -> list[Worker]:
@@ -300,7 +305,7 @@ class Fleet:
                 for number, counts in enumerate(worker.counts.bins(0, BINS)):
                     admitted[number] += counts[index][0]
                     refused[number] += counts[index][1]
-        parts = [self.central, self.next, *self.nodes, *([self.cable] if self.cable else [])]
+        parts = [*self.centrals, *self.nodes, *([self.cable] if self.cable else [])]
         pauses = [
             (begin - self._begin, end - self._begin)
             for part in parts

@@ -92,7 +92,7 @@ def test_nodes_that_know_a_higher_epoch_are_led_in_one_above(group: CentralGroup
 
 def test_a_leader_that_stops_hands_over_and_its_nodes_hear_it_at_once(tmp_path: Path) -> None:
     # A lease that is longer than the test: only a release can end it. Slots, too.
-    with CentralGroup(tmp_path, lease=5.0, slot_seconds=100.0) as group:
+    with CentralGroup(tmp_path, lease=3.0, slot_seconds=100.0) as group:
         leader = group.wait_for_leader()
         others = [one for one in group.running.values() if one is not leader]
         nodes = [V1Node(one, "n") for one in others]

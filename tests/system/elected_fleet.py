@@ -1,0 +1,130 @@
+"""A fleet of real processes with three centrals that elect a leader among themselves.
+
+    with ElectedFleet(limits, traffic, seconds=24) as fleet: ...
+
+Stories of several fleets run side by side (`tell`): each is a generator that yields the conditions
+it waits for.
+"""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sluicegate.demo.process import make_folder
+from sluicegate.demo.traffic import Traffic
+from tests.harness.waits import PATIENCE, wait_for
+from tests.system.fleet import CentralUnderTest, Fleet
+
+__all__ = ["ElectedCentral", "ElectedFleet", "Story", "tell"]
+
+Story = Generator[Callable[[], Any], None, None]
+
+_STATUS_SECONDS = 2.0
+
+
+class ElectedCentral(CentralUnderTest):
+    """One of several centrals. `peers` is the same text for all; its own URL is set by then."""
+
+    def __init__(self, folder: Path, name: str, limits: str) -> None:
+        super().__init__(folder / name, limits, port=7411, has_state=True)
+        self.name = name
+        self.is_frozen = False
+
+    def join(self, peers: str) -> None:
+        self._options += ["--name", self.name, "--peers", peers, "--election", "paxos"]
+        self.set_address(self.url.removeprefix("http://"))
+
+    def freeze(self) -> None:
+        self.is_frozen = True
+        super().freeze()
+
+    def thaw(self) -> None:
+        super().thaw()
+        self.is_frozen = False
+
+    def status(self) -> dict[str, Any] | None:
+        """What it says of itself; None: it does not answer."""
+        if self.pid is None or self.is_frozen:
+            return None
+        try:
+            with urllib.request.urlopen(
+                f"{self.url}/api/status", timeout=_STATUS_SECONDS
+            ) as answer:
+                status: dict[str, Any] = json.load(answer)
+                return status
+        except (OSError, urllib.error.URLError):
+            return None
+
+    def is_up(self) -> bool:
+        """It knows a leader, and its peers are connected."""
+        status = self.status()
+        return (
+            status is not None
+            and status["leader"] is not None
+            and all(peer["connected"] for peer in status["peers"])
+        )
+
+
+class ElectedFleet(Fleet):
+    """Three centrals and nodes that know all of them. `central` is the one that leads."""
+
+    def __init__(
+        self, limits: str, traffic: Sequence[Sequence[Traffic]], *, seconds: float
+    ) -> None:
+        self.folder = make_folder("sluicegate-fleet-")
+        self.seconds = seconds
+        self.centrals = [ElectedCentral(self.folder, name, limits) for name in "abc"]
+        self.cable = None
+        self.nodes = []
+        self._begin = time.monotonic()
+        self._traffic = traffic
+        self._workers = 1
+        self._has_cable = False
+        self.central = self.centrals[0]
+        peers = ",".join(f"{central.name}={central.url}" for central in self.centrals)
+        try:
+            for central in self.centrals:
+                central.join(peers)
+                central.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def start_nodes(self) -> None:
+        self.central = wait_for(self.leader, seen=self.roles)
+        super().start_nodes()
+
+    def urls(self) -> list[str]:
+        return [central.url for central in self.centrals]
+
+    def roles(self) -> list[tuple[str, str, int, str | None]]:
+        """Name, role and epoch of each central that answers, and whom it takes for the leader."""
+        statuses = [status for one in self.centrals if (status := one.status()) is not None]
+        return [(each["name"], each["role"], each["epoch"], each["leader"]) for each in statuses]
+
+    def leader(self) -> ElectedCentral | None:
+        """The central that says it leads."""
+        active = [name for name, role, _, _ in self.roles() if role == "active"]
+        return next((one for one in self.centrals if one.name in active), None)
+
+
+def tell(stories: Sequence[Story]) -> None:
+    """Run stories to their ends, side by side; each wait has a deadline."""
+    now = time.monotonic()
+    waiting = [(story, next(story), now + PATIENCE) for story in stories]
+    while waiting:
+        time.sleep(0.05)
+        for number, (story, condition, end) in enumerate(waiting):
+            if condition():
+                try:
+                    waiting[number] = (story, next(story), time.monotonic() + PATIENCE)
+                except StopIteration:
+                    del waiting[number]
+                    break
+            else:
+                seen = story.gi_frame.f_locals
+                assert time.monotonic() < end, f"not within {PATIENCE:g} s; seen: {seen}"

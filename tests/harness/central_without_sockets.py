@@ -11,6 +11,7 @@ from sluicegate.quota.central.http.responses import exception_handlers
 from sluicegate.quota.central.leadership import SoleLeadership
 from sluicegate.quota.central.limit_sources import open_source
 from sluicegate.quota.central.limit_sources.sync import LimitsSync
+from sluicegate.quota.central.warm_up import WarmUp
 from sluicegate.quota.messages import Line, Report
 
 __all__ = ["Connected", "SocketlessCentral"]
@@ -49,6 +50,7 @@ class SocketlessCentral:
         self.state = CentralState(self.name, ledger, now=self.time, wall=wall)
         self.state.lead(self.time, 7)
         self.leadership = SoleLeadership(self.state)
+        self.warm_up = WarmUp(self.time, self.slot_seconds)
         self.app = Starlette(routes=routes(self), exception_handlers=exception_handlers())
         self._totals: dict[tuple[str, str, str, str], list[float]] = {}
         self._sequences: dict[str, int] = {}

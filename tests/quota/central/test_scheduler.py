@@ -11,6 +11,7 @@ from sluicegate.quota.central.limit_sources.sync import LimitsSync
 from sluicegate.quota.central.net.registry import ConnectionRegistry
 from sluicegate.quota.central.net.tokens import Tokens
 from sluicegate.quota.central.scheduler import Scheduler
+from sluicegate.quota.central.warm_up import WarmUp
 from sluicegate.quota.messages import Ask, Credit, Report, UserAsk
 from sluicegate.quota.wire import Bounds
 from tests.harness.waits import PATIENCE
@@ -39,6 +40,7 @@ class Story:
             self.state,
             LimitsSync(source, self.ledger),
             SoleLeadership(self.state),
+            WarmUp(FIRST, 1.0),
             tokens=Tokens(),
             max_connections=1,
             bounds=Bounds(),

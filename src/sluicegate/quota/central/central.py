@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sluicegate.quota.central.limit_sources import LimitsSource
     from sluicegate.quota.central.member import Member
     from sluicegate.quota.central.net.registry import ConnectionRegistry
+    from sluicegate.quota.central.peer_state import PeerState
     from sluicegate.quota.central.server import Server
 
 __all__ = ["Central"]
@@ -146,7 +147,7 @@ class Central:
         except ImportError as error:
             raise ConfigError(f"{_MISSING_PACKAGES} ({error})") from error
         parts = await run_in_daemon_thread(
-            lambda: load_parts(self._limits, self._make_ledger, self._state)
+            lambda: load_parts(self._limits, self._make_ledger, self._state, self._fetch_state)
         )
         self._source = parts.limits_sync.source
         try:
@@ -177,6 +178,15 @@ class Central:
         except BaseException:
             await self.close()
             raise
+
+    def _fetch_state(self) -> "PeerState | None":
+        from sluicegate.quota.central.member import peer_tls
+        from sluicegate.quota.central.peer_state import fetch_newest_state
+
+        if self._membership is None:
+            return None
+        tls = peer_tls(self._membership, self._peer_ca)
+        return fetch_newest_state(self._membership.peers, self._tokens.peer, tls)
 
     def _make_member(self) -> "Member | None":
         from sluicegate.quota.central.member import Member, peer_tls

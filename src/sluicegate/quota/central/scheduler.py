@@ -68,6 +68,7 @@ class Scheduler:
             self._run_delay_checks,
             self._run_liveness_checks,
             self._run_limits_sync,
+            self._log_warm,
         ):
             self._tasks.append(asyncio.create_task(run()))
         self._registry.asked = self._set_serve_timer
@@ -178,6 +179,13 @@ class Scheduler:
                 self._reap_idle(self._registry.now())
             except Exception:
                 _logger.exception("liveness check failed")
+
+    async def _log_warm(self) -> None:
+        warm_up = self._registry.warm_up
+        await asyncio.sleep(max(0.0, warm_up.due - self._registry.now()))
+        _logger.info(
+            "central %s is warm: its state is from %s", self._registry.name, warm_up.source
+        )
 
     async def _run_limits_sync(self) -> None:
         limits_sync: LimitsSync = self._registry.limits_sync

@@ -10,7 +10,7 @@ import itertools
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -69,7 +69,7 @@ class Server:
 
         application = Starlette(routes=routes(registry), exception_handlers=exception_handlers())
         config = uvicorn.Config(
-            _AdminOnly(application, registry.tokens),
+            _TokenCheck(application, registry.tokens),
             http=cast(
                 "type[asyncio.Protocol]",
                 functools.partial(BoundedHttpProtocol, self._idle_connections),
@@ -148,8 +148,11 @@ class _SocketCallbacks:
         self._registry.record_close(close_reason, address, self._connection)
 
 
-class _AdminOnly:
-    """Requires the admin token for the HTTP API; /healthz is open to all."""
+class _TokenCheck:
+    """Requires the admin token for the HTTP API, and that of peers for /api/state.
+
+    /healthz is open to all.
+    """
 
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
         self._app = app
@@ -158,14 +161,18 @@ class _AdminOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/healthz":
             await self._app(scope, receive, send)
-        elif self._tokens.admin is None and not is_this_machine(_header(scope, b"host")):
+            return
+        role: Literal["admin", "peer"] = "peer" if scope["path"] == "/api/state" else "admin"
+        token = self._tokens.peer if role == "peer" else self._tokens.admin
+        if token is None and not is_this_machine(_header(scope, b"host")):
             why = "denied: without a token only localhost may use the API"
             await error_response(403, "Denied", why)(scope, receive, send)
-        elif self._tokens.allows("admin", _header(scope, b"authorization")):
+        elif self._tokens.allows(role, _header(scope, b"authorization")):
             await self._app(scope, receive, send)
         else:
             is_missing = _header(scope, b"authorization") is None
-            what = "an admin token is required" if is_missing else "invalid admin token"
+            name = "an admin token" if role == "admin" else "a peer token"
+            what = f"{name} is required" if is_missing else f"invalid {role} token"
             why = f"denied: {what}"
             response = error_response(401, "Denied", why, {"WWW-Authenticate": "Bearer"})
             await response(scope, receive, send)

@@ -28,9 +28,9 @@ from pathlib import Path
 
 from sluicegate.errors import ConfigError
 from sluicegate.quota.ledger.ledger import Ledger
-from sluicegate.quota.ledger.snapshot import SlotLengthMismatch
+from sluicegate.quota.ledger.snapshot import SlotLengthMismatch, newest_report
 
-__all__ = ["StateFile"]
+__all__ = ["StateFile", "pack_state", "unpack_state"]
 
 _logger = logging.getLogger("sluicegate.quota")
 
@@ -50,13 +50,10 @@ class StateFile:
 
     def restore(self, ledger: Ledger) -> int:
         """Restore a new ledger from the file. Returns the epoch in it; 0: none."""
-        if self.path.exists() and not self.path.is_file():
-            raise ConfigError(f"invalid state file {self.path}: must be a regular file")
-        self._remove_leftovers()
+        self.prepare()
         try:
             raw = self.path.read_bytes()
         except FileNotFoundError:
-            self._check_folder()
             return 0
         except OSError as error:
             raise ConfigError(
@@ -65,8 +62,8 @@ class StateFile:
             ) from None
         epoch = 0
         try:
-            epoch = _epoch(raw)
-            ledger.restore(raw[_HEAD.size :])
+            epoch, snapshot = unpack_state(raw)
+            ledger.restore(snapshot)
         except SlotLengthMismatch as error:
             raise ConfigError(
                 f"state file {self.path} has a different slot length (--slot): {error}; use the "
@@ -75,6 +72,22 @@ class StateFile:
         except ConfigError as error:
             self._set_aside(error)
         return epoch
+
+    def newest(self) -> tuple[int, int]:
+        """The epoch in the file and the slot of its newest report; (0, -1): none to be read."""
+        try:
+            epoch, snapshot = unpack_state(self.path.read_bytes())
+            return epoch, newest_report(snapshot)
+        except (OSError, ConfigError):
+            return 0, -1
+
+    def prepare(self) -> None:
+        """Check that it can be written, and remove what writers that were killed have left."""
+        if self.path.exists() and not self.path.is_file():
+            raise ConfigError(f"invalid state file {self.path}: must be a regular file")
+        self._remove_leftovers()
+        if not self.path.exists():
+            self._check_folder()
 
     def _remove_leftovers(self) -> None:
         leftover = re.compile(rf"\.{re.escape(self.path.name)}\.[a-z0-9_]{{8}}\.new")
@@ -103,8 +116,7 @@ class StateFile:
 
     def write(self, epoch: int, snapshot: bytes) -> int:
         """Replace the file; returns the number of bytes written."""
-        raw_epoch = _EPOCH.pack(epoch)
-        head = _HEAD.pack(_MAGIC, zlib.crc32(raw_epoch), epoch)
+        head = _head(epoch)
         descriptor, temporary = tempfile.mkstemp(".new", f".{self.path.name}.", self.path.parent)
         try:
             with open(descriptor, "wb") as file:
@@ -141,7 +153,13 @@ def _remove_unless_held(path: Path) -> None:
             os.close(descriptor)
 
 
-def _epoch(raw: bytes) -> int:
+def pack_state(epoch: int, snapshot: bytes) -> bytes:
+    """The content of a state file, for a peer."""
+    return _head(epoch) + snapshot
+
+
+def unpack_state(raw: bytes) -> tuple[int, bytes]:
+    """The epoch and the snapshot in it; ConfigError if the epoch is not intact."""
     if len(raw) < _HEAD.size:
         raise ConfigError(
             f"state file is too short: expected {_HEAD.size} bytes or more, got {len(raw)}"
@@ -151,4 +169,8 @@ def _epoch(raw: bytes) -> int:
         raise ConfigError(f"invalid state file: expected {_MAGIC!r} at its start, got {magic!r}")
     if zlib.crc32(_EPOCH.pack(epoch)) != crc:
         raise ConfigError("invalid state file: checksum mismatch in the header")
-    return int(epoch)
+    return int(epoch), raw[_HEAD.size :]
+
+
+def _head(epoch: int) -> bytes:
+    return _HEAD.pack(_MAGIC, zlib.crc32(_EPOCH.pack(epoch)), epoch)

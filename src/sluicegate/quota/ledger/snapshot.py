@@ -18,7 +18,15 @@ from typing import Any, TypeAlias
 from sluicegate.errors import ConfigError
 from sluicegate.quota.ledger._service_ledger import CELL_SIZE
 
-__all__ = ["MAGIC", "VERSION", "ServiceLedgerDump", "SlotLengthMismatch", "pack", "unpack"]
+__all__ = [
+    "MAGIC",
+    "VERSION",
+    "ServiceLedgerDump",
+    "SlotLengthMismatch",
+    "newest_report",
+    "pack",
+    "unpack",
+]
 
 ServiceLedgerDump: TypeAlias = tuple[list[tuple[str, str]], bytes, bytes]
 
@@ -67,6 +75,15 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, ServiceLedgerDump]]
         return _sections(body)
     except (ValueError, IndexError, TypeError, struct.error) as error:
         raise ConfigError(f"invalid snapshot: {error}") from error
+
+
+def newest_report(packed: bytes) -> int:
+    """The slot of the newest report that is booked in a snapshot: how new it is; -1: none is.
+
+    Not that of the last assignment: a central that hears no node assigns all the same.
+    """
+    head, _ = unpack(packed)
+    return max((int(reported) for _, _, reported, *_ in head["nodes"]), default=-1)
 
 
 def _sections(body: bytes) -> tuple[dict[str, Any], dict[str, ServiceLedgerDump]]:

@@ -59,4 +59,4 @@ def test_every_operation_has_a_name_of_its_own() -> None:
         for path in document("1")["paths"].values()
         for operation in path.values()
     ]
-    assert len(names) == len(set(names)) == 9
+    assert len(names) == len(set(names)) == 10

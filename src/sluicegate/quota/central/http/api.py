@@ -6,6 +6,7 @@
     DELETE /api/limits          remove one entry
     GET    /api/usage           users against their limits, the busiest first
     GET    /api/nodes           the nodes and their connections
+    GET    /api/state           everything that a peer needs to start with; peer token
     GET    /api/openapi.json    the description of this API, for programs
     GET    /metrics             for Prometheus
     GET    /healthz             200 "ok", or 503 with the reason
@@ -34,6 +35,8 @@ from sluicegate.quota.central.http.responses import ApiError, json_response
 from sluicegate.quota.central.http.usage import full_slot, usage
 from sluicegate.quota.central.limit_sources import NotEditable
 from sluicegate.quota.central.limit_sources.edits import Change, Put, Remove, Replace
+from sluicegate.quota.central.peer_state import MAX_STATE_BYTES
+from sluicegate.quota.central.state_file import pack_state
 from sluicegate.quota.ledger.limit_entry import Entry, parse_entry, read_tables, to_dict
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ def routes(registry: "ConnectionRegistry") -> list[BaseRoute]:
         Route("/api/limits", api.limits, methods=["GET", "PUT", "DELETE"]),
         Route("/api/usage", api.usage, methods=["GET"]),
         Route("/api/nodes", api.nodes, methods=["GET"]),
+        Route("/api/state", api.state, methods=["GET"]),
         Route("/api/openapi.json", api.openapi, methods=["GET"]),
         Route("/metrics", api.metrics, methods=["GET"]),
         Route("/healthz", api.healthz, methods=["GET"]),
@@ -71,6 +75,7 @@ class _Api:
     def __init__(self, registry: "ConnectionRegistry") -> None:
         self._registry = registry
         self._version = importlib.metadata.version("sluicegate")
+        self._state_copying = asyncio.Lock()
 
     async def status(self, request: Request) -> Response:
         _parse_query(request)
@@ -88,6 +93,8 @@ class _Api:
                     {"name": peer.name, "url": peer.url, "connected": peer.is_connected}
                     for peer in registry.leadership.peers
                 ],
+                "warm": registry.warm_up.is_warm(now),
+                "state_source": registry.warm_up.source,
                 "slot": slot,
                 "slot_seconds": state.ledger.slot_seconds,
                 "uptime": max(0.0, time.time() - registry.started),
@@ -230,6 +237,24 @@ class _Api:
             "last_slot": connection.last_slot,
             "quota_age": None if sent is None else max(0.0, (now - sent) / ledger.slot_seconds),
         }
+
+    async def state(self, request: Request) -> Response:
+        """The state for a peer that starts. One at a time: to copy a large ledger takes a while."""
+        _parse_query(request)
+        registry = self._registry
+        if not registry.leadership.peers:
+            raise ApiError(404, "NotFound", "this central has no peers")
+        if not registry.warm_up.is_warm(registry.now()):
+            raise ApiError(503, "NotWarm", "this central has started with no state of its own yet")
+        if self._state_copying.locked():
+            raise ApiError(503, "Busy", "another peer is being sent the state")
+        async with self._state_copying:
+            snapshot = registry.state.ledger.begin_snapshot()
+            epoch = registry.state.epoch
+            raw = await asyncio.to_thread(lambda: pack_state(epoch, snapshot()))
+        if len(raw) > MAX_STATE_BYTES:
+            raise ApiError(413, "TooLarge", f"the state has {len(raw)} bytes, too many to send")
+        return Response(raw, media_type="application/octet-stream")
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._registry.metrics.render(self._registry), media_type=CONTENT_TYPE)

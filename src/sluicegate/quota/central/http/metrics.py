@@ -167,6 +167,8 @@ class CentralMetrics:
         yield info
         yield _gauge("leads", "1 if active, 0 if standby", state.leads)
         yield _gauge("epoch", "epoch of the leadership", state.epoch)
+        warm = registry.warm_up.is_warm(now)
+        yield _gauge("warm", "1 if it knows enough of the fleet to take over without a seam", warm)
         yield _counter("elections", "how often it became active", registry.leadership.wins)
         peers = [peer for peer in registry.leadership.peers if peer.is_connected is not None]
         yield _gauge("peers", "other members of the election", len(peers))

@@ -17,20 +17,24 @@ def document(version: str) -> _Json:
             "title": "Sluicegate central",
             "version": version,
             "description": "Limits, usage, nodes and health of a central. If tokens are set, all "
-            "paths but /healthz require the admin token.",
+            "paths but /healthz require the admin token, and /api/state that of the peers.",
         },
         "paths": {
             "/api/status": {"get": _get("status", "Name, role and state of the central", "Status")},
             "/api/limits": {"get": _GET_LIMITS, "put": _PUT_LIMITS, "delete": _DELETE_LIMIT},
             "/api/usage": {"get": _GET_USAGE},
             "/api/nodes": {"get": _get("nodes", "Nodes and their connections", "Nodes")},
+            "/api/state": {"get": _STATE},
             "/api/openapi.json": {"get": _OPENAPI},
             "/metrics": {"get": _METRICS},
             "/healthz": {"get": _HEALTHZ},
         },
         "components": {
             "schemas": _SCHEMAS,
-            "securitySchemes": {"admin": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "admin": {"type": "http", "scheme": "bearer"},
+                "peer": {"type": "http", "scheme": "bearer"},
+            },
         },
         "security": [{"admin": []}, {}],
     }
@@ -134,6 +138,21 @@ _GET_USAGE = _get("usage", "Users against their limits, the busiest first", "Usa
         _parameter("limit", "maximum number of users", _whole(1, 1_000, 100)),
     ]
 }
+_STATE = {
+    "operationId": "state",
+    "summary": "Everything that another central needs to start with",
+    "security": [{"peer": []}, {}],
+    "responses": {
+        "200": {
+            "description": "the epoch and a snapshot, as in a state file",
+            "content": {"application/octet-stream": {"schema": {"type": "string"}}},
+        },
+        "404": _json("this central has no peers", "Error"),
+        "413": _json("the state is too large to be sent", "Error"),
+        "503": _json("this central is not warm yet, or another peer is being answered", "Error"),
+    }
+    | _errors(400, 401),
+}
 _OPENAPI = {
     "operationId": "openapi",
     "summary": "This document",
@@ -217,6 +236,8 @@ _SCHEMAS: _Json = {
             "leader": _or_null("string"),
             "leader_url": _or_null("string"),
             "peers": _list_of("Peer"),
+            "warm": {"type": "boolean"},
+            "state_source": _TEXT,
             "slot": {"type": "integer"},
             "slot_seconds": _AMOUNT,
             "uptime": _AMOUNT,

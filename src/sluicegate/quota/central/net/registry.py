@@ -33,6 +33,7 @@ from sluicegate.quota.central.net.node_session import NodeSession
 from sluicegate.quota.central.net.tokens import Tokens
 from sluicegate.quota.central.net.websocket import NodeSocket, ReceiveBudget, Session
 from sluicegate.quota.central.state import CentralState
+from sluicegate.quota.central.warm_up import WarmUp
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.quota.wire import Bounds, CentralWire
 
@@ -59,6 +60,7 @@ class ConnectionRegistry:
         state: CentralState,
         limits_sync: LimitsSync,
         leadership: Leadership,
+        warm_up: WarmUp,
         *,
         tokens: Tokens,
         max_connections: int,
@@ -69,6 +71,7 @@ class ConnectionRegistry:
         self.state = state
         self.limits_sync = limits_sync
         self.leadership = leadership
+        self.warm_up = warm_up
         self.metrics = CentralMetrics()
         self.started = time.time()
         self.now = clock

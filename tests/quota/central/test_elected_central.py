@@ -18,6 +18,7 @@ from sluicegate.quota.central.net.connection import PEER
 from sluicegate.quota.messages import Quota
 from tests.harness.central import PlainNode, V1Node, closed_with, get, slot_of
 from tests.harness.central_group import CentralGroup
+from tests.harness.etcd import EtcdServer
 from tests.harness.servers import RedisServer
 from tests.harness.waits import wait_for
 
@@ -129,12 +130,26 @@ def test_two_centrals_and_a_witness_survive_the_loss_of_one(tmp_path: Path) -> N
         assert survivor.name in {"a", "b"} - {leader.name}
 
 
-def test_with_redis_the_leader_counts_from_what_its_nodes_know(
-    tmp_path: Path, redis_server: RedisServer
+@pytest.fixture(params=["redis", "etcd"])
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The URL of a store that can elect."""
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        yield server.url
+        return
+    etcd = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    yield etcd.endpoints[0].replace("http://", "etcd://")
+    etcd.close()
+
+
+def test_with_a_store_the_leader_counts_from_what_its_nodes_know(
+    tmp_path: Path, store: str
 ) -> None:
-    """Redis counts its epochs from 1; a central that ran alone had the time."""
+    """Stores count their epochs from 1; a central that ran alone had the time."""
     before = int(time.time())
-    with CentralGroup(tmp_path, names=["a", "b"], election=redis_server.url) as group:
+    with CentralGroup(tmp_path, names=["a", "b"], election=store) as group:
         leader = group.wait_for_leader()
         with V1Node(leader) as node:
             node.report(slot_of(leader) - 1, epoch=before)

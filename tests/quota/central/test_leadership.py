@@ -25,7 +25,7 @@ class Candidate:
             Ledger([entry("*", r=100.0)]),
             now=0.0,
             wall=float(START),
-            has_lease=lambda: self.election.is_leader,
+            has_lease=lambda: self.leadership.has_lease(),
         )
         self.floor = EpochFloor(known)
         self.sent: list[tuple[str, Quota]] = []
@@ -86,6 +86,16 @@ def test_without_a_lease_nothing_is_granted_though_no_task_has_run() -> None:
     assert a.state.tick(0.9) == []
     ((_, ack),) = a.state.receive(1.1, Report("n", 1, 2, 7, 1, START, 7.5, {}))
     assert not ack.leads
+
+
+def test_a_lease_that_was_lost_and_won_again_is_another_leadership() -> None:
+    """Another central may have led in between, and no task has run here since."""
+    a = Candidate()
+    a.win(7)
+    a.election.win(9)
+    assert not a.state.leads
+    a.leadership.update(0.3)
+    assert (a.state.leads, a.state.epoch) == (True, 9)
 
 
 def test_a_renewal_changes_nothing() -> None:

@@ -189,6 +189,13 @@ class ElectedLeadership:
             if name != self._state.name
         ]
 
+    def has_lease(self) -> bool:
+        """Whether the leadership that the state is in still lasts.
+
+        One that has ended and was won again is another: the state must not go on in its old epoch.
+        """
+        return self.election.is_leader and self.election.epoch == self._term
+
     def hear(self, now: float, report: Report) -> None:
         if not self._state.leads:
             if report.epoch < epoch_bound(time.time()):

@@ -35,7 +35,7 @@ class Member:
         self._leadership: ElectedLeadership | None = None
 
     def has_lease(self) -> bool:
-        return self.election.is_leader
+        return self._leadership is not None and self._leadership.has_lease()
 
     def lead(self, state: CentralState) -> ElectedLeadership:
         """Make the leadership of a state."""

@@ -31,6 +31,7 @@ _PING_INTERVAL = 1.0
 _PING_TIMEOUT = 2.0
 _CLOSE_TIMEOUT = 0.5
 _LONGEST_BACKOFF = 1.0  # there are few peers, and without them nobody leads
+_HOLDS_AFTER = 10.0
 _DENIED = 1008
 
 
@@ -99,11 +100,13 @@ class PeerLink:
                 # Without its link to a peer a member would never have its vote again.
                 _logger.exception("connection to peer %s failed", self.peer)
                 problem = f"{type(error).__name__}: {error}"
+            lasted = loop.time() - began
+            if lasted >= _HOLDS_AFTER:
+                self._logged_problem = None
             if problem != self._logged_problem:
                 self._logged_problem = problem
                 level = logging.ERROR if is_denied else logging.WARNING
                 _logger.log(level, "connection to peer %s failed: %s", self.peer, problem)
-            lasted = loop.time() - began
             await asyncio.sleep(self._backoff.next_delay(lasted=lasted, is_permanent=is_denied))
 
     async def _connect_once(self) -> None:

@@ -12,7 +12,7 @@ from sluicegate.dispatch.task import Ending, Task
 from sluicegate.dispatch.worker_core import WorkerCore
 from sluicegate.sim.dispatch import run
 from sluicegate.sim.dispatch.queue_model import Pending, QueueModel
-from sluicegate.sim.dispatch.random_runs import EVENTS, replay_command, run_many, table
+from sluicegate.sim.dispatch.random_runs import SWARMS
 
 # Whole swarms in virtual time, which take three times as long when they are traced.
 pytestmark = pytest.mark.no_cover
@@ -23,10 +23,10 @@ PART = 100
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_call_ends_once_and_in_time_whatever_fails(part: int) -> None:
-    outcomes = run_many(range(part * PART, (part + 1) * PART))
-    assert not any(outcome.violations for outcome in outcomes), table(outcomes)
+    outcomes = SWARMS.run_many(range(part * PART, (part + 1) * PART))
+    assert not any(outcome.violations for outcome in outcomes), SWARMS.table(outcomes)
     counts: Counter[str] = sum((outcome.counts for outcome in outcomes), Counter())
-    assert [event for event in EVENTS if not counts[event]] == []
+    assert [event for event in SWARMS.events if not counts[event]] == []
     assert counts["answered"] > 10 * PART
 
 
@@ -147,6 +147,6 @@ def test_a_violation_is_shown_with_the_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(QueueModel, "finish", answer_what_was_ended_before)
-    text = table(run_many(range(5)))
-    assert f"VIOLATED: {replay_command(0)}\n" in text
+    text = SWARMS.table(SWARMS.run_many(range(5)))
+    assert f"VIOLATED: {SWARMS.replay_command(0)}\n" in text
     assert "was answered 2 times" in text

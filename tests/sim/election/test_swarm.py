@@ -6,7 +6,7 @@ import pytest
 
 from sluicegate.election.paxos.acceptor import Acceptor
 from sluicegate.sim.election import member, run
-from sluicegate.sim.election.random_runs import EVENTS, replay_command, run_many, table
+from sluicegate.sim.election.random_runs import SWARMS
 from tests.harness import paxos_mutants as weaker
 
 # Whole swarms in virtual time, which take three times as long when they are traced.
@@ -18,10 +18,10 @@ PART = 500
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_one_leads_and_epochs_grow_whatever_fails(part: int) -> None:
-    outcomes = run_many(range(part * PART, (part + 1) * PART))
-    assert not any(outcome.violations for outcome in outcomes), table(outcomes)
+    outcomes = SWARMS.run_many(range(part * PART, (part + 1) * PART))
+    assert not any(outcome.violations for outcome in outcomes), SWARMS.table(outcomes)
     counts: Counter[str] = sum((outcome.counts for outcome in outcomes), Counter())
-    assert [event for event in EVENTS if not counts[event]] == []
+    assert [event for event in SWARMS.events if not counts[event]] == []
     assert counts["elections"] > 2 * PART
     assert counts["renewals"] > 5 * PART
     # Each swarm ends with a leader, also one in which all were cut off before.
@@ -74,8 +74,8 @@ def test_a_violation_is_shown_with_the_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(member, "Proposer", weaker.TimerProposer)
-    outcomes = run_many(range(50))
+    outcomes = SWARMS.run_many(range(50))
     broken = next(outcome for outcome in outcomes if outcome.violations)
-    text = table(outcomes)
-    assert f"VIOLATED: {replay_command(broken.seed)}\n" in text
+    text = SWARMS.table(outcomes)
+    assert f"VIOLATED: {SWARMS.replay_command(broken.seed)}\n" in text
     assert broken.violations[0] in text

@@ -7,6 +7,6 @@ Clients and workers are the real `ClientCore` and `WorkerCore`; the queue is a `
 same seed gives the same run.
 """
 
-from sluicegate.sim.dispatch.swarm import Outcome, run
+from sluicegate.sim.dispatch.swarm import run
 
-__all__ = ["Outcome", "run"]
+__all__ = ["run"]

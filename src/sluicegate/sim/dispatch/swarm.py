@@ -10,27 +10,19 @@ worker. Then the faults end, and when all is quiet a last call must be answered.
 """
 
 import random
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sluicegate.sim.dispatch.audit import Audit
 from sluicegate.sim.dispatch.client import ClientOptions, SimulatedClient
 from sluicegate.sim.dispatch.server import Network, Server
 from sluicegate.sim.dispatch.worker import SimulatedWorker, WorkerOptions
+from sluicegate.sim.swarm_runs import Outcome
 from sluicegate.sim.world import World
 
-__all__ = ["Outcome", "run"]
+__all__ = ["run"]
 
 _LONGEST_QUIET = 200.0  # seconds after which what is not done will never be
 _LAST_CALLS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    seed: int
-    facts: str
-    violations: list[str]
-    counts: Counter[str]
 
 
 def run(seed: int) -> Outcome:

@@ -6,6 +6,6 @@
 Members are the real `Acceptor`, `Proposer` and `Observer`. The same seed gives the same run.
 """
 
-from sluicegate.sim.election.swarm import Outcome, run
+from sluicegate.sim.election.swarm import run
 
-__all__ = ["Outcome", "run"]
+__all__ = ["run"]

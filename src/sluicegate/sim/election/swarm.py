@@ -10,28 +10,19 @@ everybody, and nobody may lead. Then the faults end, and a leader must emerge an
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from sluicegate.election.paxos.messages import Accept, Accepted, Message, Release
 from sluicegate.election.paxos.timing import Timing
 from sluicegate.sim.election.audit import Audit
 from sluicegate.sim.election.member import Member
 from sluicegate.sim.election.network import Network, Quality
+from sluicegate.sim.swarm_runs import Outcome
 from sluicegate.sim.world import World
 
-__all__ = ["Outcome", "run"]
+__all__ = ["run"]
 
 _NAMES = ("a", "b", "c", "d", "e")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    seed: int
-    facts: str
-    violations: list[str]
-    counts: Counter[str]
 
 
 def run(seed: int) -> Outcome:

@@ -27,16 +27,12 @@ _STATUS_SECONDS = 2.0
 
 
 class ElectedCentral(CentralUnderTest):
-    """One of several centrals. `peers` is the same text for all; its own URL is set by then."""
+    """One of several centrals."""
 
     def __init__(self, folder: Path, name: str, limits: str) -> None:
         super().__init__(folder / name, limits, port=7411, has_state=True)
         self.name = name
         self.is_frozen = False
-
-    def join(self, peers: str) -> None:
-        self._options += ["--name", self.name, "--peers", peers, "--election", "paxos"]
-        self.set_address(self.url.removeprefix("http://"))
 
     def freeze(self) -> None:
         self.is_frozen = True
@@ -85,10 +81,9 @@ class ElectedFleet(Fleet):
         self._workers = 1
         self._has_cable = False
         self.central = self.centrals[0]
-        peers = ",".join(f"{central.name}={central.url}" for central in self.centrals)
         try:
             for central in self.centrals:
-                central.join(peers)
+                central.join(self.centrals)
                 central.start()
         except BaseException:
             self.close()

@@ -113,12 +113,24 @@ class Central(Process):
     """`sluicegate central`. After the first start it keeps its address."""
 
     def __init__(
-        self, folder: Path, listen: str, limits: Path, *, state: Path | None = None
+        self,
+        folder: Path,
+        listen: str,
+        limits: Path,
+        *,
+        state: Path | None = None,
+        name: str = "central",
     ) -> None:
         self._options = ["--limits", str(limits)]
         self._options += [] if state is None else ["--state", str(state)]
-        super().__init__(folder, "central", "sluicegate.demo.metered")
+        super().__init__(folder, name, "sluicegate.demo.metered")
         self.set_address(listen)
+
+    def join(self, members: Sequence["Central"]) -> None:
+        """Elect a leader among the members, of which this is one; all addresses are fixed."""
+        peers = ",".join(f"{member.name}={member.url}" for member in members)
+        self._options += ["--name", self.name, "--peers", peers, "--election", "paxos"]
+        self.set_address(self.url.removeprefix("http://"))
 
     def set_address(self, listen: str) -> None:
         """Where it will listen; port 0 is any free one."""

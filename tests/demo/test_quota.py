@@ -40,27 +40,11 @@ from sluicegate.quota import Node
 from sluicegate.quota.central.limit_sources.sqlite_file import SqliteFile
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import read
+from tests.harness.demo_command import DEMO, folders_of, processes_of, running
 from tests.harness.servers import default_signals, freeze, thaw
 from tests.harness.waits import PATIENCE, Output, wait_for
 
 STEADY, GREEDY, BURSTY, HOPPER, THIN, DUAL = USERS
-DEMO = [sys.executable, "-m", "sluicegate", "demo"]
-PLACES = [Path("/dev/shm"), Path("/tmp")]
-
-
-def folders_of(demo: int) -> list[Path]:
-    return [folder for place in PLACES for folder in place.glob(f"sluicegate-demo-{demo}-*")]
-
-
-def processes_of(demo: int) -> list[str]:
-    """The command lines of all that works in the folder of a demo."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            line = path.read_bytes().decode().replace("\0", " ")
-            if f"/sluicegate-demo-{demo}-" in line:
-                found.append(line)
-    return found
 
 
 # One run, as a person sees it
@@ -128,6 +112,10 @@ def test_the_report_adds_up(demo_run: DemoRun) -> None:
     assert demo_run.report["seconds"] == 20
     assert demo_run.report["ended_by"] is None
     assert demo_run.report["central"]["role"] == "active"
+    assert [each["role"] for each in demo_run.report["centrals"]] == ["active"]
+    assert demo_run.report["leader"] == "central"
+    assert demo_run.report["failovers"] == []
+    assert demo_run.report["leaderless_seconds"] == 0
     # Other centrals are started at that address.
     assert not demo_run.report["central"]["url"].startswith("http://127.0.0.1:")
     # "reused" for a moment if the central was held up just now; without one it would be "safe".
@@ -200,32 +188,6 @@ def test_nothing_is_left_behind(demo_run: DemoRun) -> None:
 
 
 # How it ends
-
-
-@dataclass
-class Running:
-    process: subprocess.Popen[str]
-    out: Output
-    err: Output
-
-
-@contextlib.contextmanager
-def running(*arguments: str, **environment: str) -> Iterator[Running]:
-    demo = subprocess.Popen(
-        [*DEMO, *arguments],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | environment,
-        preexec_fn=default_signals,
-    )
-    try:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
-        yield Running(demo, Output(demo.stdout), Output(demo.stderr))
-    finally:
-        demo.kill()
-        demo.wait(PATIENCE)
 
 
 def test_ctrl_c_in_the_middle_ends_all_of_it_and_prints_the_report() -> None:
@@ -534,6 +496,41 @@ def test_a_long_pause_counts_in_seconds_that_were_recorded_before_it_ended() -> 
     record.set_pause(WARM_UP + 100, 8.0)  # not over yet
     assert record.is_held(STEADY)
     assert record.busy_seconds() == 8
+
+
+def test_what_is_missing_while_no_central_leads_and_shortly_after_does_not_count() -> None:
+    seconds = seconds_of(GREEDY, [200, 200, 110, 90, 240, 160, 200, 200])
+    gap = {WARM_UP + 2}
+    assert evaluate(GREEDY, seconds, gap)[1].measured == 0.0
+    assert evaluate(GREEDY, [*seconds, replace(seconds[-1], admitted=190)], gap)[1].measured > 0.0
+    above = seconds_of(GREEDY, [200, 200, 260, 200, 200])
+    assert evaluate(GREEDY, above, gap)[0].measured == pytest.approx(0.3)
+
+
+def test_after_a_failover_what_was_left_of_the_first_burst_may_pass() -> None:
+    # Measured: a standby had booked less than the leader had granted in the first two seconds.
+    admitted = [349, 205, 198, 198, 199, 215, 199, 198, 202, 202]
+
+    def over(last: int) -> float:
+        record = Record(USERS)
+        for number, count in enumerate([*admitted, last]):
+            record.add(GREEDY, Second(number, 200.0, 1.0, 600, count))
+        record.leaderless = {3, 4, 5}
+        return record.checks(GREEDY)[0].measured
+
+    assert measured(GREEDY, seconds_of(GREEDY, admitted[5:]))["over"] > 0.05
+    # 46 of a full bucket of 200 are left after two seconds, 35 after ten.
+    assert over(235) == 0.0
+    assert over(255) == pytest.approx(0.1)
+
+
+def test_the_report_says_how_many_seconds_were_without_a_leader() -> None:
+    record = Record(USERS)
+    for number in range(WARM_UP + 9):
+        record.add(USERS[0], Second(number, 100.0, 1.0, 100, 100))
+    assert record.leaderless_seconds() == 0
+    record.leaderless = {0, WARM_UP + 1, WARM_UP + 2}
+    assert record.leaderless_seconds() == 5
 
 
 def test_the_report_says_how_many_seconds_were_busy() -> None:

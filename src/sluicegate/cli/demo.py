@@ -11,9 +11,11 @@ import importlib.util
 import json
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from sluicegate.cli.arguments import seconds
+from sluicegate.cli.arguments import integer, seconds
 from sluicegate.cli.output import can_show, discard, is_terminal, open_console
 from sluicegate.clock import Clock
 from sluicegate.demo import limits, limits_screen, pacing, pacing_screen, quota, quota_screen
@@ -29,22 +31,26 @@ __all__ = ["configure", "run_dispatch", "run_pacing", "run_quota"]
 _SECONDS_WITHOUT_TERMINAL = 20.0  # where nobody can press Ctrl-C
 _PACING_SECONDS = 30.0
 _DISPATCH_SECONDS = 20.0
+_CENTRALS = (1, 2, 3)
 # Of dispatch as `dispatch.MIN_SECONDS`, which is imported when it is needed.
 _LEAST = {"quota": quota.MIN_SECONDS, "pacing": pacing.MIN_SECONDS, "dispatch": 8}
+_TWO_CENTRALS = "two centrals have no fault tolerance: neither can lead without the other"
 _NEEDED = ("orjson", "prometheus_client", "starlette", "uvicorn", "websockets")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs a central, three end nodes of two processes each and the traffic of six users,\n"
-        "and shows live how each user is held to their limit; 'limits' shows every limiter under\n"
+        "and shows live how each user is held to their limit; with --centrals 3 three centrals\n"
+        "elect a leader, and another one leads when it dies; 'limits' shows every limiter under\n"
         "the same bursty traffic; 'pacing' shows four nodes that spend a budget along its line,\n"
         "with no coordinator; 'dispatch' shows two workers that serve a queue in batches, and\n"
         "clients that ask for three times as much. Without a terminal only the closing table is\n"
         "printed. The exit code (but of limits) is 0 if all goals were met, and 1 if not."
     )
     parser.epilog = (
-        "examples:\n  sluicegate demo\n  sluicegate demo limits --seconds 60\n"
+        "examples:\n  sluicegate demo\n  sluicegate demo --centrals 3\n"
+        "  sluicegate demo limits --seconds 60\n"
         "  sluicegate demo pacing --seconds 30\n  sluicegate demo dispatch\n"
         "  sluicegate demo --seconds 20 --json | python -m json.tool"
     )
@@ -65,12 +71,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "pacing 30, dispatch 20)",
     )
     parser.add_argument(
+        "--centrals",
+        type=integer,
+        metavar="N",
+        help="quota only: how many centrals elect a leader among themselves, 1 to 3 (default: 1); "
+        "two have no fault tolerance",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print the closing table as JSON, and nothing else"
     )
     parser.set_defaults(run=_run, parser=parser)
 
 
 def _run(arguments: argparse.Namespace, clock: Clock) -> int:
+    if arguments.centrals is not None:
+        _check_centrals(arguments)
     if arguments.what == "limits":
         return _run_limits(arguments, clock)
     least = _LEAST[arguments.what]
@@ -84,7 +99,11 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
         console = open_console("sluicegate demo")
         if console is None:
             return 1
-    run = {"quota": run_quota, "pacing": run_pacing, "dispatch": run_dispatch}
+    run: dict[str, Callable[[float | None, bool, Console | None], int]] = {
+        "quota": partial(run_quota, centrals=arguments.centrals or 1),
+        "pacing": run_pacing,
+        "dispatch": run_dispatch,
+    }
     try:
         code = run[arguments.what](arguments.seconds, arguments.json, console)
     except SluicegateError as error:
@@ -101,6 +120,15 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
         discard()
         discard(sys.stderr)
     return code
+
+
+def _check_centrals(arguments: argparse.Namespace) -> None:
+    if arguments.what != "quota":
+        arguments.parser.error(
+            f"argument --centrals: only the demo quota has centrals, got {arguments.what}"
+        )
+    if arguments.centrals not in _CENTRALS:
+        arguments.parser.error(f"argument --centrals: expected 1, 2 or 3, got {arguments.centrals}")
 
 
 def _run_limits(arguments: argparse.Namespace, clock: Clock) -> int:
@@ -122,7 +150,9 @@ def _run_limits(arguments: argparse.Namespace, clock: Clock) -> int:
     return 0
 
 
-def run_quota(duration: float | None, as_json: bool, console: "Console | None") -> int:
+def run_quota(
+    duration: float | None, as_json: bool, console: "Console | None", *, centrals: int = 1
+) -> int:
     """Run the fleet for `duration` seconds (None: until a signal), drawn on the console if any."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -132,21 +162,34 @@ def run_quota(duration: float | None, as_json: bool, console: "Console | None") 
         )
     with quota.stop_flag() as flag:
         if console is not None:
-            console.print("[dim]starting a central and three nodes[/]")
+            started = "a central" if centrals == 1 else f"{centrals} centrals"
+            console.print(f"[dim]starting {started} and three nodes[/]")
+        if centrals == 2:
+            sys.stderr.write(f"sluicegate demo: {_TWO_CENTRALS}\n")
         try:
-            with quota.QuotaDemo(flag) as demo:
+            with quota.QuotaDemo(flag, centrals) as demo:
                 if console is not None:
                     quota_screen.show(demo, duration, console, _marks(console))
                 else:
-                    sys.stderr.write(f"sluicegate demo: the central is at {demo.url}\n")
+                    sys.stderr.write(f"sluicegate demo: {_where(demo)}\n")
                     demo.run(_SECONDS_WITHOUT_TERMINAL if duration is None else duration)
                 # The fleet has the rest only while it runs.
                 report = quota.report(demo, flag.number)
+                closing = quota_screen.summary(demo)
         except StartCancelled:
             return _exit_code(flag.number, is_held=False, is_drawn=console is not None)
-        closing = quota_screen.summary(demo)
     _print(report if as_json else None, closing, console)
     return _exit_code(flag.number, is_held=bool(report["held"]), is_drawn=console is not None)
+
+
+def _where(demo: quota.QuotaDemo) -> str:
+    if not demo.has_several_centrals:
+        return f"the central is at {demo.url}"
+    centrals = ", ".join(
+        f"{central.name} at {central.url} (process {central.pid}, {central.role})"
+        for central in demo.centrals()
+    )
+    return f"the centrals are {centrals}"
 
 
 def run_pacing(

@@ -1,9 +1,10 @@
 """`Fleet`: the processes of `sluicegate demo`, and the folder with all their files.
 
 One central (the real command, with its limits in an SQLite file, so that `sluicegate limits` can
-change them) and the workers of the end nodes. A process that dies is started again after
-RESTART_AFTER seconds, as a supervisor would; the central at the same address, with the state it
-had. That address is a random one of this machine (`random_loopback`).
+change them), or several that share the file and elect a leader among themselves, and the workers of
+the end nodes. A process that dies is started again after RESTART_AFTER seconds, as a supervisor
+would; a central at the same address, with the state it had. That address is a random one of this
+machine (`random_loopback`).
 
 The demo ends its processes in order; if it is killed before it can, they die with it. `open` can be
 cancelled at any point: `close` ends whatever was started until then.
@@ -12,6 +13,7 @@ cancelled at any point: `close` ends whatever was started until then.
 import math
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterable
 
@@ -48,33 +50,41 @@ class StartCancelled(SluicegateError):
 class Fleet:
     """All processes of a demo. `is_stopping` is called while it waits for them to start."""
 
-    def __init__(self, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, is_stopping: Callable[[], bool], centrals: int = 1) -> None:
         self._is_stopping = is_stopping
         self.folder = make_folder(f"sluicegate-demo-{os.getpid()}-")
         self.begin = 0.0  # monotonic time of the first request
-        self.central = Central(
-            self.folder,
-            f"{random_loopback()}:{_USUAL_PORT}",
-            self.folder / "limits.db",
-            state=self.folder / "central.state",
-        )
+        names = ["central"] if centrals == 1 else [f"central-{n + 1}" for n in range(centrals)]
+        self.centrals = [
+            Central(
+                self.folder,
+                f"{random_loopback()}:{_USUAL_PORT}",
+                self.folder / "limits.db",
+                state=self.folder / f"{name}.state",
+                name=name,
+            )
+            for name in names
+        ]
         self.nodes: list[NodeProcesses] = []
         self._died_at: dict[Process, float] = {}
         self._longest_pauses: dict[int, float] = {}  # of each second that had one
 
     def open(self) -> None:
-        """Start all of it, and the traffic with the next whole second; raises StartCancelled."""
+        """Start all processes and wait until they are ready; raises StartCancelled."""
         limits = SqliteFile(self.folder / "limits.db")
         limits.replace(
             Entry(SERVICE, user.name, user.burst_seconds, dict(user.limits)) for user in USERS
         )
         limits.close()
-        self._open_central()
+        if len(self.centrals) == 1:
+            self._open_central()
+        else:
+            self._open_members()
         for place in range(NODES):
             node = NodeProcesses(
                 self.folder,
                 f"node-{place + 1}",
-                [self.central.url],
+                [central.url for central in self.centrals],
                 [user.traffic[place] for user in USERS],
                 workers=WORKERS,
                 place=place,
@@ -83,6 +93,13 @@ class Fleet:
             self.nodes.append(node)
             node.start()
         self._wait(self._workers(), lambda: all(node.is_ready() for node in self.nodes))
+
+    def wait_for_leader(self, is_led: Callable[[], bool]) -> None:
+        """Until the centrals have elected a leader; raises StartCancelled."""
+        self._wait(self.centrals, is_led)
+
+    def begin_traffic(self) -> None:
+        """The traffic begins with the next whole second."""
         self.begin = next_second()
         write_begin(self.folder, self.begin)
 
@@ -118,7 +135,7 @@ class Fleet:
         ]
 
     def longest_pause(self, second: int) -> float:
-        """The longest pause of the central or a worker that reaches into a second, as known."""
+        """The longest pause of a central or worker that reaches into a second, as known."""
         return self._longest_pauses.get(second, 0.0)
 
     def read_pauses(self) -> set[int]:
@@ -136,10 +153,10 @@ class Fleet:
         return changed
 
     def close(self) -> None:
-        """End all of it: the workers first, which send the central a leave message."""
+        """End all of it: the workers first, which send the centrals a leave message."""
         try:
             stop(self._workers(), _STOP_TIMEOUT)
-            stop([self.central], _STOP_TIMEOUT)
+            stop(self.centrals, _STOP_TIMEOUT)
         finally:
             for process in self._processes():
                 process.kill()
@@ -151,20 +168,30 @@ class Fleet:
         return [worker for node in self.nodes for worker in node.workers]
 
     def _processes(self) -> list[Process]:
-        return [self.central, *self._workers()]
+        return [*self.centrals, *self._workers()]
 
     def _open_central(self) -> None:
         """At the usual port, or at a free one if that is in use on all addresses."""
+        (central,) = self.centrals
         try:
-            self._start_central()
+            self._start_centrals()
         except Unavailable:
-            stop([self.central], _STOP_TIMEOUT)
-            self.central.set_address(f"{random_loopback()}:0")
-            self._start_central()
+            stop([central], _STOP_TIMEOUT)
+            central.set_address(f"{random_loopback()}:0")
+            self._start_centrals()
 
-    def _start_central(self) -> None:
-        self.central.start()
-        self._wait([self.central], self.central.is_listening)
+    def _open_members(self) -> None:
+        """Centrals that know each other's addresses, which must be free before they start."""
+        for central in self.centrals:
+            central.set_address(_free_address())
+        for central in self.centrals:
+            central.join(self.centrals)
+        self._start_centrals()
+
+    def _start_centrals(self) -> None:
+        for central in self.centrals:
+            central.start()
+        self._wait(self.centrals, lambda: all(one.is_listening() for one in self.centrals))
 
     def _wait(self, processes: Iterable[Process], is_ready: Callable[[], bool]) -> None:
         """Until they are ready; Unavailable if one of them ends, or if it takes too long."""
@@ -180,6 +207,19 @@ class Fleet:
             if time.monotonic() > deadline:
                 raise Unavailable(f"the fleet did not start within {_START_TIMEOUT:g} s")
             time.sleep(_LOOK_EVERY)
+
+
+def _free_address() -> str:
+    """A random address with the usual port, or a free one if that is in use on all addresses."""
+    host = random_loopback()
+    for port in (_USUAL_PORT, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return f"{host}:{probe.getsockname()[1]}"
+    raise Unavailable(f"no port is free at {host}")
 
 
 def _counts(worker: Worker, second: int) -> list[tuple[int, int]]:

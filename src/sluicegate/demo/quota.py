@@ -13,22 +13,32 @@ waits: whatever they interrupt is finished, so nothing is left behind.
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Self
 
+from sluicegate.demo.failover_log import Failover, FailoverLog, LeaderSeen
 from sluicegate.demo.fleet import Fleet
-from sluicegate.demo.process import NodeProcesses
+from sluicegate.demo.process import Central, NodeProcesses
 from sluicegate.demo.quota_users import USERS, User
 from sluicegate.demo.shared_counts import BINS, BINS_PER_SECOND
 from sluicegate.demo.status_poller import CentralStatus, StatusPoller
 from sluicegate.demo.verdict import RECOVERY, WARM_UP, Record, Second
 
-__all__ = ["MIN_SECONDS", "NodeView", "QuotaDemo", "StopFlag", "report", "stop_flag"]
+__all__ = [
+    "MIN_SECONDS",
+    "CentralView",
+    "NodeView",
+    "QuotaDemo",
+    "StopFlag",
+    "report",
+    "stop_flag",
+]
 
 MIN_SECONDS = 10  # enough is left after the warm-up for a verdict
 _STEP = 0.2
+_POLL_MEMBERS_EVERY = 0.1  # seconds: the resolution of a failover's duration
 _LATE = 0.6  # seconds after which a worker has counted its calls, and its pauses of half a second
 
 
@@ -73,26 +83,56 @@ class NodeView:
     restarts: int
 
 
+@dataclass(frozen=True, slots=True)
+class CentralView:
+    """A central at this moment. `role` is active, standby, or down: it is dead or does not answer.
+
+    `epoch`: as it said last; -1 if it never did.
+    """
+
+    name: str
+    url: str
+    role: str
+    epoch: int
+    pid: int | None
+    restarts: int
+    has_lost_its_port: bool  # another program listens there now, and it cannot be started again
+
+
 class QuotaDemo:
     """A fleet, from `with` to its end, and the record of what it did."""
 
-    def __init__(self, flag: StopFlag) -> None:
+    def __init__(self, flag: StopFlag, centrals: int = 1) -> None:
         self.record = Record(USERS)
         self.recorded = 0  # seconds
+        self.now = 0.0  # monotonic time of the last step
         self._flag = flag
-        self._fleet = Fleet(flag.is_set)
-        self._poller: StatusPoller | None = None
+        self._fleet = Fleet(flag.is_set, centrals)
+        self._pollers: list[StatusPoller] = []
+        self._failover_log = FailoverLog()
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
         """Start the fleet; raises StartCancelled if the flag is set meanwhile."""
-        try:
+        with ExitStack() as opened:
+            opened.callback(self._fleet.close)
             self._fleet.open()
-            self._poller = StatusPoller(self.url)
-            self._poller.__enter__()
-        except BaseException:
-            self._fleet.close()
-            raise
+            for central in self._fleet.centrals:
+                self._pollers.append(opened.enter_context(self._poller_of(central)))
+            if self.has_several_centrals:
+                self._fleet.wait_for_leader(lambda: self.leader is not None)
+            self._fleet.begin_traffic()
+            self._open = opened.pop_all()
         return self
+
+    def _poller_of(self, central: Central) -> StatusPoller:
+        if not self.has_several_centrals:
+            return StatusPoller(central.url)
+        return StatusPoller(central.url, every=_POLL_MEMBERS_EVERY, saw_status=self._saw_status)
+
+    def _saw_status(self, status: CentralStatus, asked: float, answered: float) -> None:
+        if status.role == "active":
+            self._failover_log.saw_leader(status.name, status.epoch, asked, answered)
 
     def __exit__(
         self,
@@ -100,37 +140,56 @@ class QuotaDemo:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
-            if self._poller is not None:
-                self._poller.__exit__(kind, error, traceback)
-        finally:
-            self._fleet.close()
+        self._open.__exit__(kind, error, traceback)
 
     @property
-    def url(self) -> str:
-        return self._fleet.central.url
+    def has_several_centrals(self) -> bool:
+        return len(self._fleet.centrals) > 1
+
+    def centrals(self) -> list[CentralView]:
+        pairs = zip(self._fleet.centrals, self._pollers, strict=True)
+        return [_view_central(central, poller.status) for central, poller in pairs]
 
     @property
-    def central_pid(self) -> int | None:
-        return self._fleet.central.pid
+    def leader(self) -> CentralView | None:
+        """The central that leads, as far as is known; None while there is none."""
+        active = [central for central in self.centrals() if central.role == "active"]
+        return max(active, key=lambda central: central.epoch, default=None)
 
     @property
-    def has_lost_its_port(self) -> bool:
-        """The central cannot be started again, because another program listens there now."""
-        central = self._fleet.central
-        is_dead = central.pid is None and central.restarts > 0
-        return is_dead and "already in use" in central.last_output().rpartition("\n")[2]
+    def last_leader(self) -> LeaderSeen | None:
+        """Of several centrals, the one that leads or led last."""
+        return self._failover_log.leader
 
     @property
-    def central_restarts(self) -> int:
-        return self._fleet.central.restarts
+    def failovers(self) -> tuple[Failover, ...]:
+        return self._failover_log.failovers
+
+    @property
+    def central_view(self) -> CentralView:
+        """The only central; of several the one that leads or led last."""
+        return self.centrals()[self._leading()]
 
     @property
     def central(self) -> CentralStatus:
-        return CentralStatus() if self._poller is None else self._poller.status
+        """The last answer of that one."""
+        return self._pollers[self._leading()].status
+
+    @property
+    def url(self) -> str:
+        return self.central_view.url
+
+    def _leading(self) -> int:
+        last = self.last_leader
+        names = [central.name for central in self._fleet.centrals]
+        return 0 if last is None else names.index(last.name)
 
     def nodes(self) -> list[NodeView]:
         return [_view(node) for node in self._fleet.nodes]
+
+    def second_of(self, moment: float) -> float:
+        """A moment of the monotonic clock, in seconds since the traffic began."""
+        return moment - self._fleet.begin
 
     def run(self, seconds: float | None, show: Callable[[], object] = lambda: None) -> None:
         """Run for `seconds`, or until the flag is set; `show` is called five times a second."""
@@ -141,9 +200,11 @@ class QuotaDemo:
 
     def step(self, now: float) -> None:
         """Record the seconds that are over."""
+        self.now = now
         self._fleet.restart_dead(now)
         for second in self._fleet.read_pauses():
             self.record.set_pause(second, self._fleet.longest_pause(second))
+        self.record.leaderless = self._failover_log.leaderless_seconds(self._fleet.begin, now)
         over = int(now - self._fleet.begin - _LATE) if now > self._fleet.begin + _LATE else 0
         while self.recorded < over:
             is_known = self.recorded > over - BINS // BINS_PER_SECOND + 2 + RECOVERY
@@ -167,6 +228,21 @@ class QuotaDemo:
             self.recorded += 1
 
 
+def _view_central(central: Central, status: CentralStatus) -> CentralView:
+    pid = central.pid
+    is_down = pid is None or not status.is_answering
+    has_failed = pid is None and central.restarts > 0
+    return CentralView(
+        central.name,
+        central.url,
+        "down" if is_down else status.role,
+        status.epoch,
+        pid,
+        central.restarts,
+        has_failed and "already in use" in central.last_output().rpartition("\n")[2],
+    )
+
+
 def _view(node: NodeProcesses) -> NodeView:
     reporter = next((status for status in node.statuses() if status.is_reporting), None)
     return NodeView(
@@ -180,13 +256,14 @@ def _view(node: NodeProcesses) -> NodeView:
 
 def report(demo: QuotaDemo, ended_by: int | None = None) -> dict[str, object]:
     """The closing table, as data."""
-    central = demo.central
+    central, leader = demo.central, demo.leader
     users = [_of_user(demo.record, user) for user in USERS]
     return {
         "demo": "quota",
         "seconds": demo.recorded,
         "warm_up": WARM_UP,
         "busy_seconds": demo.record.busy_seconds(),
+        "leaderless_seconds": demo.record.leaderless_seconds(),
         "held": all(user["held"] for user in users),
         "ended_by": None if ended_by is None else signal.Signals(ended_by).name,
         "central": {
@@ -195,8 +272,29 @@ def report(demo: QuotaDemo, ended_by: int | None = None) -> dict[str, object]:
             "role": central.role,
             "epoch": central.epoch,
             "slot": central.slot,
-            "restarts": demo.central_restarts,
+            "restarts": demo.central_view.restarts,
         },
+        "centrals": [
+            {
+                "central": each.name,
+                "url": each.url,
+                "role": each.role,
+                "epoch": each.epoch,
+                "restarts": each.restarts,
+            }
+            for each in demo.centrals()
+        ],
+        "leader": None if leader is None else leader.name,
+        "failovers": [
+            {
+                "from": failover.old,
+                "to": failover.new,
+                "epoch": failover.epoch,
+                "second": round(demo.second_of(failover.begin), 2),
+                "seconds": round(failover.seconds, 2),
+            }
+            for failover in demo.failovers
+        ],
         "nodes": [
             {"node": node.name, "state": node.state, "restarts": node.restarts}
             for node in demo.nodes()

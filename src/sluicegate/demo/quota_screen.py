@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluicegate.demo.quota import NodeView, QuotaDemo
+from sluicegate.demo.failover_log import Failover
+from sluicegate.demo.quota import CentralView, NodeView, QuotaDemo
 from sluicegate.demo.quota_users import USERS, WORKERS, User
 from sluicegate.demo.sparkline import AT_LIMIT, bar_height, draw
 from sluicegate.demo.traffic import SERVICE
@@ -23,13 +24,18 @@ __all__ = ["command", "commands", "frame", "show", "summary"]
 _BEFORE_BARS, _AFTER_BARS = 16, 40  # columns
 _RECENT = 30  # seconds, for the verdict on the screen
 _ON_EVERY_PATH = (Path("/usr/local/bin"), Path("/usr/bin"))
+_RECENT_FAILOVERS = 5  # lines of the closing table
+_ROLE_COLOURS = {"active": "green", "standby": "default", "down": "red"}
 _COLOURS = {"fresh": "green", "reused": "yellow", "safe": "yellow", "none": "red"}
 
 
 def frame(demo: QuotaDemo, seconds: float | None, width: int, height: int, bars: str) -> str:
     """The screen, in Rich's markup. In one of few lines the nodes share a line."""
-    roomy = _lines(demo, seconds, width, bars, is_roomy=True)
-    lines = roomy if len(roomy) <= height else _lines(demo, seconds, width, bars, is_roomy=False)
+    lines = _lines(demo, seconds, width, bars, is_roomy=True)
+    if len(lines) > height:
+        lines = _lines(demo, seconds, width, bars, is_roomy=False)
+    if len(lines) > height and demo.has_several_centrals:
+        del lines[1]  # the legend: the centrals need the line
     return "\n".join(lines)
 
 
@@ -43,12 +49,21 @@ def _lines(
     bars_head = f"admitted, last {bar_width} s"
     heads = f"{'asked/s':>8}{'admitted/s':>11}{'refused/s':>10}  held?"
     space = [""] if is_roomy else []
-    nodes = map(_node, demo.nodes()) if is_roomy else [_nodes(demo.nodes())]
+    # As wide as the name of a central, where each of them has a line.
+    label_width = 10 if demo.has_several_centrals else 9
+    if is_roomy:
+        nodes = [_node(node, label_width) for node in demo.nodes()]
+    else:
+        nodes = [_nodes(demo.nodes(), label_width)]
+    centrals = _centrals(demo) if demo.has_several_centrals else [_central(demo)]
+    if is_roomy and demo.failovers:
+        last = demo.failovers[-1]
+        centrals.append(f"failovers {len(demo.failovers)}; the last {_failover(demo, last)}")
     lines = [
         f"[bold]{title}[/]{time.rjust(width - len(title))}",
         f"[dim]One limit for each user, on all nodes together:[/] {draw(below, bars)} "
         f"[dim]up to it,[/] {draw(above, bars)} [dim]saved up[/]",
-        _central(demo),
+        *centrals,
         *nodes,
         *space,
         f"[dim]{'user':8}{'limit':7} {bars_head:{bar_width}}{heads}[/]",
@@ -62,21 +77,52 @@ def _lines(
 
 
 def _central(demo: QuotaDemo) -> str:
-    status = demo.central
-    if demo.has_lost_its_port:
+    status, view = demo.central, demo.central_view
+    if view.has_lost_its_port:
         return f"central  [red]dead[/]; another program has taken {demo.url}: start the demo anew"
-    if demo.central_pid is None:
+    if view.pid is None:
         return "central  [red]dead[/]; it is started again in a moment, with the state it had"
     if not status.is_answering:
-        return f"central  [red]does not answer[/]   process {demo.central_pid}"
+        return f"central  [red]does not answer[/]   process {view.pid}"
     role = "leads" if status.role == "active" else status.role
     return (
-        f"central  [green]{role:7}[/] process {demo.central_pid}, epoch {status.epoch}, "
-        f"slot {status.slot}"
+        f"central  [green]{role:7}[/] process {view.pid}, epoch {status.epoch}, slot {status.slot}"
     )
 
 
-def _node(node: NodeView) -> str:
+def _centrals(demo: QuotaDemo) -> list[str]:
+    """A line for each of several centrals."""
+    leader = demo.leader
+    lines = []
+    for central in demo.centrals():
+        what = _member(central)
+        if central == leader and demo.failovers:
+            what += f", took over in {demo.failovers[-1].seconds:.1f} s"
+        last = demo.last_leader
+        if leader is None and last is not None and central.name == last.name:
+            what = f"led until {max(demo.now - last.last, 0.0):.1f} s ago; {what}"
+        lines.append(f"{central.name:10}[{_ROLE_COLOURS[central.role]}]{central.role:7}[/] {what}")
+    return lines
+
+
+def _member(central: CentralView) -> str:
+    if central.has_lost_its_port:
+        return "another program has taken its port: start the demo anew"
+    if central.pid is None:
+        return "it is started again in a moment"
+    if central.role == "down":
+        return f"process {central.pid} does not answer"
+    return f"process {central.pid}, epoch {central.epoch}"
+
+
+def _failover(demo: QuotaDemo, failover: Failover) -> str:
+    return (
+        f"at {demo.second_of(failover.begin):.1f} s: {failover.old} to {failover.new} "
+        f"in {failover.seconds:.1f} s"
+    )
+
+
+def _node(node: NodeView, label_width: int) -> str:
     colour = _COLOURS[node.state]
     pids = " and ".join(
         f"{pid}{' (reports)' if pid == node.reporter else ''}" for pid in node.workers
@@ -84,17 +130,17 @@ def _node(node: NodeView) -> str:
     missing = WORKERS - len(node.workers)
     processes = f"processes {pids}" if node.workers else "no process"
     later = f"; {missing} to be started again" if missing else ""
-    return f"{node.name:8} [{colour}]{node.state:7}[/] {processes}{later}"
+    return f"{node.name:{label_width}}[{colour}]{node.state:7}[/] {processes}{later}"
 
 
-def _nodes(nodes: Sequence[NodeView]) -> str:
+def _nodes(nodes: Sequence[NodeView], label_width: int) -> str:
     """All nodes in one line."""
     shown = []
     for node in nodes:
         missing = WORKERS - len(node.workers)
         later = f" ({missing} to be started again)" if missing else ""
         shown.append(f"{node.name} [{_COLOURS[node.state]}]{node.state}[/]{later}")
-    return "nodes    " + ", ".join(shown)
+    return f"{'nodes':{label_width}}{', '.join(shown)}"
 
 
 def _user(record: Record, user: User, bar_width: int, bars: str) -> str:
@@ -136,15 +182,32 @@ def commands(demo: QuotaDemo, width: int) -> list[str]:
         where = [" ".join(where)]
     setting = f"{sluicegate} limits set {SERVICE} greedy requests=400 --burst-seconds 1"
     tries = [*where, f"{setting} --url $U"]
+    if demo.has_several_centrals:
+        return tries + _tries_on_the_leader(demo)
     first = demo.nodes()[0]
     worker = first.reporter or next(iter(first.workers), None)
     if worker is not None:
         tries.append(_explained(f"kill -9 {worker}", "the other worker reports"))
-    if demo.central_pid is not None:
-        stop, go_on = f"kill -STOP {demo.central_pid}", f"kill -CONT {demo.central_pid}"
+    central = demo.central_view.pid
+    if central is not None:
+        stop, go_on = f"kill -STOP {central}", f"kill -CONT {central}"
         tries.append(_explained(f"{stop}; sleep 8; {go_on}", "the nodes go on"))
-        tries.append(_explained(f"kill -9 {demo.central_pid}", "it is started again"))
+        tries.append(_explained(f"kill -9 {central}", "it is started again"))
     return tries
+
+
+def _tries_on_the_leader(demo: QuotaDemo) -> list[str]:
+    """Two lines in any case, so that the screen does not jump during a failover."""
+    leader = demo.leader
+    if leader is None:
+        return ["[dim]# no central leads: they elect one, which takes about two seconds[/]", ""]
+    # Two centrals are a majority only together.
+    what = "another leads" if len(demo.centrals()) > 2 else "nobody leads meanwhile"
+    stop, go_on = f"kill -STOP {leader.pid}", f"kill -CONT {leader.pid}"
+    return [
+        _explained(f"kill -9 {leader.pid}", f"the leader: {what}"),
+        _explained(f"{stop}; sleep 8; {go_on}", "it wakes up as a standby"),
+    ]
 
 
 def _explained(words: str, what: str) -> str:
@@ -182,12 +245,30 @@ def summary(demo: QuotaDemo) -> str:
         f"over and under are parts of the limit, of the time after the first {WARM_UP} s: the",
         "most that passed beyond it and what was saved, and what was lost.",
     ]
+    if demo.has_several_centrals:
+        lines += _failovers(demo)
     if busy := demo.record.busy_seconds():
         lines.append(
             f"The machine held up workers or the central: {busy} of {demo.recorded - WARM_UP} s "
             "do not count for under."
         )
     return "\n".join([*lines, "What is counted, and what else to try: docs/demo.md"])
+
+
+def _failovers(demo: QuotaDemo) -> list[str]:
+    """Of several centrals, which leads, and the last failovers."""
+    leader, failovers = demo.leader, demo.failovers
+    lines = [
+        f"centrals: {len(demo.centrals())}, leader: {'none' if leader is None else leader.name}, "
+        f"failovers: {len(failovers)}"
+    ]
+    lines += [f"  {_failover(demo, failover)}" for failover in failovers[-_RECENT_FAILOVERS:]]
+    if leaderless := demo.record.leaderless_seconds():
+        lines.append(
+            f"During and after a failover {leaderless} of {demo.recorded - WARM_UP} s do not "
+            "count for under."
+        )
+    return lines
 
 
 def _measured(check: Check | None) -> str:

@@ -11,14 +11,17 @@ What is measured, over the seconds that are evaluated:
             way). Each admitted request is taken from it; it may go below empty. The most that it
             ever was below, over the limit. A second above the limit is right if the user had left
             as much unused before, and only then. The three seconds before the first evaluated one
-            count. So whatever stretch of seconds is looked at, no more has passed in it than the
-            limit, the burst and this.
+            count. After a failover of several centrals it begins with what was left of the full
+            bucket that the user had when the traffic began. So whatever stretch of seconds is
+            looked at, no more has passed in it than the limit, the burst and this.
     under   1 minus admitted over what a bucket would have let through that begins empty. Only calm
             seconds count, and of each what a short pause may have cost is taken off.
 
 A second is calm unless the machine held up a worker or the central for LONG_PAUSE or longer in it,
 or in one of the RECOVERY seconds before it: a worker that does not run asks for nothing, and then
-makes up for it; what was saved meanwhile is not known here.
+makes up for it; what was saved meanwhile is not known here. In the same way a second is not calm in
+which no central led, of several that elect a leader: a user that moves between the nodes lacks what
+is granted to those it has left.
 A shorter pause costs requests, too. So what must pass at the least in a calm second is reduced by
 the longest pause in it or in one of the RECOVERY seconds before it: by 0.04 of it for 0.04 s. Where
 more passed than that, the rest of the reduction does not excuse other seconds.
@@ -36,7 +39,7 @@ and says nothing about the limits.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from sluicegate.demo.quota_users import User
@@ -91,12 +94,18 @@ class Record:
 
     def __init__(self, users: Sequence[User]) -> None:
         self.users = tuple(users)
+        self.leaderless: Set[int] = frozenset()  # numbers of seconds in which no central led
+        self._left: dict[str, float] = {}  # of the full bucket at the begin of the traffic
         self.seconds: dict[str, deque[Second]] = {
             user.name: deque(maxlen=HISTORY) for user in users
         }
 
     def add(self, user: User, second: Second) -> None:
         self.seconds[user.name].append(second)
+        if second.number < WARM_UP - _EVEN and second.limit is not None:
+            burst = second.limit * second.burst_seconds
+            level = self._left.get(user.name, burst) + second.limit - second.admitted
+            self._left[user.name] = min(max(level, 0.0), burst)
 
     def set_pause(self, number: int, pause: float) -> None:
         """A pause of a second has become known; it may be recorded already."""
@@ -117,18 +126,39 @@ class Record:
             for second, pause in zip(seconds, _recent_pauses(seconds), strict=True)
         )
 
+    def leaderless_seconds(self) -> int:
+        """How many seconds after the warm-up were not calm because no central led."""
+        return sum(
+            second.number >= WARM_UP and _follows(second.number, self.leaderless)
+            for second in self.seconds[self.users[0].name]
+        )
+
     def checks(self, user: User, recent: int | None = None) -> list[Check]:
         """The verdict on a user, over all or the `recent` seconds; empty: too early to say."""
         seconds = list(self.seconds[user.name])
-        return evaluate(user, seconds if recent is None else seconds[-recent:])
+        return evaluate(
+            user,
+            seconds if recent is None else seconds[-recent:],
+            self.leaderless,
+            self._left.get(user.name, 0.0) if self.leaderless else 0.0,
+        )
 
     def is_held(self, user: User) -> bool:
         checks = self.checks(user)
         return bool(checks) and all(check.is_met for check in checks)
 
 
-def evaluate(user: User, seconds: Sequence[Second]) -> list[Check]:
-    """The checks for which the user has goals; empty if there is nothing to evaluate."""
+def evaluate(
+    user: User,
+    seconds: Sequence[Second],
+    leaderless: Set[int] = frozenset(),
+    left: float = 0.0,
+) -> list[Check]:
+    """The checks for which the user has goals; empty if there is nothing to evaluate.
+
+    `leaderless`: the numbers of the seconds in which no central led. `left`: what is in the bucket
+    at first, of a user who does not save.
+    """
     over = 0.0
     expected = passed = 0.0  # in calm seconds: what must pass at the least, and what did
     evaluated = calm = 0
@@ -145,7 +175,7 @@ def evaluate(user: User, seconds: Sequence[Second]) -> list[Check]:
         if level is None:
             # A bucket that is made larger stays as full as it was; how full is not known here.
             is_new = burst_seconds not in (None, second.burst_seconds)
-            level = burst if user.saves or is_new else 0.0
+            level = burst if user.saves or is_new else min(left, burst)
             least = 0.0
         burst_seconds = second.burst_seconds
         level = min(level + limit - second.admitted, burst)
@@ -154,7 +184,7 @@ def evaluate(user: User, seconds: Sequence[Second]) -> list[Check]:
             continue
         over = max(over, _part(-level, limit))
         evaluated += 1
-        if pause >= LONG_PAUSE:
+        if pause >= LONG_PAUSE or _follows(second.number, leaderless):
             least = 0.0
             continue
         calm += 1
@@ -180,6 +210,11 @@ def _recent_pauses(seconds: Sequence[Second]) -> list[float]:
     """Of each second, the longest pause in it or in one of the RECOVERY seconds before it."""
     pauses = [second.pause for second in seconds]
     return [max(pauses[max(index - RECOVERY, 0) : index + 1]) for index in range(len(seconds))]
+
+
+def _follows(number: int, leaderless: Set[int]) -> bool:
+    """Whether no central led in a second, or in one of the RECOVERY seconds before it."""
+    return any(each in leaderless for each in range(number - RECOVERY, number + 1))
 
 
 def _evaluated(seconds: Sequence[Second]) -> list[bool]:

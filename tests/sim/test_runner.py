@@ -15,7 +15,7 @@ seconds = 40
 warm_up = 5
 nodes = 5
 centrals = 3
-election_seconds = 1
+lease_seconds = 1
 deposed_seconds = 2
 [[limit]]
 user = "*"
@@ -124,7 +124,7 @@ title = "Steady"
 about = "Three times too much."
 seconds = 30
 nodes = 4
-centrals = 2
+centrals = 3
 [[limit]]
 user = "alice"
 requests = 400

@@ -8,6 +8,7 @@ simulate_pacing.py, `dispatch-random` and `election-random` in simulate_swarms.p
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,6 +89,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, clock: Clock) -> int:
+    # What happens to simulated centrals is in the result, and is no warning to anybody.
+    logging.getLogger("sluicegate.quota").setLevel(logging.ERROR)
     try:
         code = _run_scenarios(arguments)
         sys.stdout.flush()

@@ -1,7 +1,7 @@
 """The auditor: sees every message and every request of a run, and believes none of them.
 
 It keeps books of its own, in plain Python and from the messages alone, and shares no code with
-the ledger or the node. At each step it holds the system to five promises:
+the ledger or the node. At each step it holds the system to six promises:
 
 1. Nothing is granted that is not there. When a central grants more, all that is outstanding at its
    nodes is in its bucket (`central_books`).
@@ -12,6 +12,8 @@ the ledger or the node. At each step it holds the system to five promises:
 4. Epochs do not go back: a node that has heard a leader obeys none of an earlier epoch.
 5. Nobody is refused for lasting seconds while all of their buckets have room and the leader is
    heard.
+6. No two centrals lead at once, and the epoch of each leadership is above all before
+   (`sim.election.audit`).
 
 What breaks one of them raises `InvariantBroken`, with the scenario, the random seed, the time and
 the facts, and the command that shows it again.
@@ -118,6 +120,15 @@ class Audit:
 
     def snapshot_written(self, name: str) -> None:
         self._disks[name] = self._books[name].copy()
+
+    def state_taken(self, name: str, peer: str) -> None:
+        """A central that starts takes the state of a peer, instead of its own snapshot."""
+        self._disks[name] = self._books[peer].copy()
+
+    def check_election(self, violations: Sequence[str]) -> None:
+        """6. Centrals have voted."""
+        if violations:
+            raise self._broken("; ".join(violations))
 
     def leads(self, name: str, time: float) -> None:
         """A central leads from now on; `time`: what its clock says."""

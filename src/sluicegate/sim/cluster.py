@@ -1,9 +1,12 @@
 """The machines of a scenario, who leads them, and what befalls them.
 
-The election is an oracle here: when the leader has died, is frozen or is cut off from most
-centrals, the next one that is well leads after `election_seconds`, with an epoch one higher. How
-centrals agree on that is no part of this simulation. A leader that lost its lease may go on
-believing in it for `deposed_seconds`: nodes have to see through it.
+Several centrals elect their leader (`central_election`): the real Paxos lease tells each central
+whether it leads, and the real `ElectedLeadership` makes it lead or follow. One that starts takes
+the state of a peer. With `deposed_seconds` a leader does not look at its lease, and leads on for so
+long after it has lost it: nodes have to see through it.
+
+One central needs no election. It leads `election_seconds` after it has started, with an epoch one
+higher.
 
 Times are seconds since the simulation began; `FIRST_WALL` is what the wall clocks say then.
 """
@@ -12,20 +15,23 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from sluicegate.election.election import Election
 from sluicegate.quota.central.snapshot_schedule import SnapshotSchedule
 from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.messages import Ack, Ask, Quota, Report
 from sluicegate.sim.audit import Audit
+from sluicegate.sim.central_election import CentralElection
 from sluicegate.sim.classic_system import ClassicAnswer, ClassicReport
 from sluicegate.sim.machines import Due, Hear, Machine, Speak
 from sluicegate.sim.network import Network
 from sluicegate.sim.scenario import Scenario
 from sluicegate.sim.world import World
 
-__all__ = ["Cluster", "Running", "System"]
+__all__ = ["Cluster", "Follower", "Running", "System"]
 
 FIRST_WALL = 1_800_000_000.0
 _ASSIGNED = 0.001  # of a slot: an assignment is over then
+_WARM_SLOTS = 10  # a central without a state gives its own to no peer before
 _KINDS = {
     Report: "report",
     Ask: "ask",
@@ -38,6 +44,13 @@ _KINDS = {
 Running = tuple[Any, Hear, Speak, Due]
 
 
+class Follower(Protocol):
+    """Keeps a central in step with its election."""
+
+    def has_lease(self) -> bool: ...
+    def update(self, now: float) -> None: ...
+
+
 class System(Protocol):
     """Makes the processes that run on the machines."""
 
@@ -45,8 +58,13 @@ class System(Protocol):
 
     def node(self, machine: Machine, boot: int, leader: Callable[[], str | None]) -> Running: ...
     def central(
-        self, machine: Machine, entries: Sequence[Entry], snapshot: bytes | None
+        self,
+        machine: Machine,
+        entries: Sequence[Entry],
+        snapshot: bytes | None,
+        has_lease: Callable[[], bool],
     ) -> Running: ...
+    def follower(self, machine: Machine, election: Election) -> Follower: ...
     def set_limits(self, central: Any, entries: Sequence[Entry]) -> None: ...
     def snapshot(self, central: Any) -> bytes: ...
     def nodes_changed(self, central: Any) -> int: ...
@@ -73,6 +91,7 @@ class Cluster:
         self.leader: str | None = None
         self.epoch = 0
         self.fresh_slots: float | None = None  # the longest wait for a new leader's quota
+        self.takeover: float | None = None  # the same in seconds, from when its predecessor was hit
         self._system = system
         self._audit = audit
         self._deliver: dict[str, Callable[[str, Any], object]] = {}
@@ -81,9 +100,12 @@ class Cluster:
         self._schedules: dict[str, SnapshotSchedule] = {}  # of the centrals
         self._slot_seconds = scenario.slot_seconds
         self._electing = False
+        self._followers: dict[str, Follower] = {}  # of several centrals
+        self._warm_since: dict[str, float] = {}  # of several centrals
         self._joined = len(scenario.nodes)
         self._wall = math.floor(FIRST_WALL / scenario.slot_seconds) * scenario.slot_seconds
         self._elected_at = 0.0
+        self._hit_at: float | None = None  # when something last happened to the leader
         self._awaited: set[str] = set()
         self._writes_disks = any(
             fault.what == "mishaps" or (fault.disk and fault.what in ("crash", "restart"))
@@ -91,13 +113,21 @@ class Cluster:
         )
         if audit is not None:
             audit.watch(self.tallies)
+        self._election: CentralElection | None = None
+        if len(scenario.centrals) > 1:
+            self._election = CentralElection(scenario, world, self.network, self._follow_election)
+            self._election.elect_first()
         for name in scenario.centrals:
             self._add(name, self.centrals)
             self._start_central(name, None)
         for name in scenario.nodes:
             self._add(name, self.nodes)
             self._start_node(name)
-        self._lead(scenario.centrals[0])
+        if self._election is None:
+            self._lead(scenario.centrals[0])
+        else:
+            for name in scenario.centrals:
+                self._follow_election(name)
         if self._writes_disks:
             world.at((0.5 + _ASSIGNED) * scenario.slot_seconds, self._write_disks)
 
@@ -133,12 +163,19 @@ class Cluster:
         self._schedules[name] = SnapshotSchedule(
             machine.now(), self.scenario.snapshot_seconds, self.scenario.snapshot_least
         )
-        running = self._system.central(machine, self.entries, snapshot)
+        running = self._system.central(
+            machine, self.entries, snapshot, lambda: self._has_lease(name)
+        )
         process, hear, speak, due = running
         if self._audit is not None:
             warm = snapshot is not None
             self._audit.central_started(name, process, machine.wall(), warm=warm)
+        if self._election is not None:
+            warm_up = 0.0 if snapshot is not None else _WARM_SLOTS * self._slot_seconds
+            self._warm_since[name] = self.world.now + warm_up
         self._run(machine, (process, self._heard_by_central(name, hear), speak, due))
+        if self._election is not None:
+            self._followers[name] = self._system.follower(machine, self._election.views[name])
 
     def _run(self, machine: Machine, running: Running) -> None:
         machine.start(*running)
@@ -187,15 +224,51 @@ class Cluster:
 
     # Who leads
 
+    def _has_lease(self, name: str) -> bool:
+        """Whether a central may still lead, if it was elected. One that is alone always may."""
+        if self._election is None or self.scenario.deposed_seconds:
+            return True
+        return self._followers[name].has_lease()
+
+    def _follow_election(self, name: str) -> None:
+        """Have a central do what its election says now."""
+        machine = self.centrals.get(name)
+        assert self._election is not None
+        if self._audit is not None:
+            self._audit.check_election(self._election.violations)
+        if machine is None or not machine.up or name not in self._followers:
+            return
+        if machine.process.leads and not self._election.views[name].is_leader:
+            machine.later(self.scenario.deposed_seconds, self._update_leadership, name)
+        else:
+            self._update_leadership(name)
+
+    def _update_leadership(self, name: str) -> None:
+        assert self._election is not None
+        machine, view = self.centrals[name], self._election.views[name]
+        now = machine.now()
+        self._followers[name].update(now)
+        if view.is_leader and view.epoch > self.epoch:
+            self.epoch = view.epoch
+            self._note_leader(name)
+        elif not view.is_leader and self.leader == name:
+            self.leader = None
+        machine.attend(now)
+
     def _lead(self, name: str) -> None:
+        """Have the only central lead."""
         self.epoch += 1
-        self.leader = name
         machine = self.centrals[name]
         now = machine.now()
         machine.process.lead(now, self.epoch)
-        if self._audit is not None:
-            self._audit.leads(name, machine.process.time(now))
+        self._note_leader(name)
         machine.attend(now)
+
+    def _note_leader(self, name: str) -> None:
+        self.leader = name
+        machine = self.centrals[name]
+        if self._audit is not None:
+            self._audit.leads(name, machine.process.time(machine.now()))
         if self.epoch > 1:
             hears = self.network.hears
             self._elected_at = self.world.now
@@ -209,48 +282,30 @@ class Cluster:
             waited = max(slot, self.world.now) - self._elected_at
             slots = waited / self.scenario.slot_seconds
             self.fresh_slots = max(self.fresh_slots or 0.0, slots)
+            if self._hit_at is not None:
+                since_hit = waited + self._elected_at - self._hit_at
+                self.takeover = max(self.takeover or 0.0, since_hit)
 
-    def _is_well(self, name: str) -> bool:
-        """Whether a central is up and hears most of the centrals, itself among them."""
-        hears = self.network.hears
-        heard = 2 * sum(hears(name, other) for other in self.centrals)
-        count = len(self.centrals)
-        return self.centrals[name].up and (heard > count or (heard == count and self._holds(name)))
-
-    def _holds(self, name: str) -> bool:
-        return name == self.leader
-
-    def judge(self) -> None:
-        """Something has happened: is a new leader needed?"""
-        if self._electing or (self.leader is not None and self._is_well(self.leader)):
+    def _await_start(self) -> None:
+        """Something has happened: the only central leads some time after it has started."""
+        if self._election is not None or self._electing or self._is_led():
             return
         self._electing = True
-        self.world.at(self.world.now + self.scenario.election_seconds, self._elect)
+        self.world.at(self.world.now + self.scenario.election_seconds, self._lead_alone)
 
-    def _elect(self) -> None:
+    def _lead_alone(self) -> None:
         self._electing = False
-        if self.leader is not None and self._is_well(self.leader):
-            return  # it came back before its lease was over
-        names = list(self.centrals)
-        first = names.index(self.leader) if self.leader is not None else -1
-        for name in names[first + 1 :] + names[: first + 1]:
-            if self._is_well(name):
-                deposed = self.leader
-                self._lead(name)
-                if deposed is not None and deposed != name:
-                    self.depose(deposed)
-                return
-        # Nobody is well. Whatever changes that calls `judge` again.
+        (machine,) = self.centrals.values()
+        if machine.up and not self._is_led():
+            self._lead(machine.name)
 
-    def depose(self, name: str) -> None:
-        """Tell a central that it leads no more, late if the scenario says so."""
-        machine = self.centrals[name]
-        if machine.process is not None:
-            machine.later(self.scenario.deposed_seconds, self._follow, machine)
+    def _is_led(self) -> bool:
+        return self.leader is not None and self.centrals[self.leader].up
 
-    def _follow(self, machine: Machine) -> None:
-        if machine.name != self.leader:
-            machine.process.follow(machine.now())
+    def _note_hit(self, name: str) -> None:
+        """Something happens to a machine: if it is the leader, how long until another leads?"""
+        if name == self.leader:
+            self._hit_at = self.world.now
 
     # What befalls them
 
@@ -258,10 +313,23 @@ class Cluster:
         machine = self.machine(name)
         if machine.process is None:
             return
+        self._note_hit(name)
         machine.stop()
+        if self._election is not None and name in self.centrals:
+            self._election.members[name].kill()
+            del self._followers[name]
         if name == self.leader:
             self.leader = None
         self._changed(name)
+
+    def stop(self, name: str) -> None:
+        """A central stops in good order: it writes its state, and gives its lease back."""
+        machine = self.centrals[name]
+        if machine.up:
+            self._write_disk(name)
+            if self._election is not None:
+                self._election.members[name].stop()
+            self.crash(name)
 
     def restart(self, name: str, disk: bool) -> None:
         """Start a machine that is down; with its disk it knows what it knew before."""
@@ -275,16 +343,40 @@ class Cluster:
                 self._start_node(name)
         else:
             snapshot = self._disks.get(f"snapshot of {name}") if disk else None
+            if self._election is not None:
+                snapshot = self._state_of_peer(name) or snapshot
+                self._election.members[name].boot()
             self._start_central(name, snapshot)
         self._changed(name)
 
+    def _state_of_peer(self, name: str) -> bytes | None:
+        """What a central that starts takes from one that is warm, the leader if it can."""
+        peers = [
+            peer
+            for peer, machine in self.centrals.items()
+            if machine.up
+            and self.world.now >= self._warm_since[peer]
+            and self.network.hears(peer, name)
+        ]
+        if not peers:
+            return None
+        peer = self.leader if self.leader in peers else peers[0]
+        if self._audit is not None:
+            self._audit.state_taken(name, peer)
+        return self._system.snapshot(self.centrals[peer].process) or None
+
     def freeze(self, name: str) -> None:
-        machine = self.machine(name)
-        machine.freeze()
+        self._note_hit(name)
+        self.machine(name).freeze()
+        if self._election is not None and name in self.centrals:
+            self._election.members[name].freeze()
         self._changed(name)
 
     def thaw(self, name: str) -> None:
+        """The process hears what has waited before its member has looked at the time."""
         self.machine(name).thaw()
+        if self._election is not None and name in self.centrals:
+            self._election.members[name].thaw()
         self._changed(name)
 
     def leave(self, name: str) -> None:
@@ -305,12 +397,20 @@ class Cluster:
 
     def cut(self, groups: Sequence[Sequence[str]]) -> dict[str, int]:
         cut = self.network.cut(groups)
-        self.judge()
+        if self.leader in cut:
+            self._note_hit(self.leader)
+        self._await_start()
         return cut
+
+    def sever(self, names: Sequence[str], others: Sequence[str]) -> Callable[[], None]:
+        """Cut some machines off from some others; what is returned ends it."""
+        for name in (*names, *others):
+            self._note_hit(name)
+        return self.network.sever(names, others)
 
     def heal(self, cut: dict[str, int]) -> None:
         self.network.heal(cut)
-        self.judge()
+        self._await_start()
 
     def set_limits(self, entries: Sequence[Entry]) -> None:
         self.entries = entries
@@ -325,7 +425,7 @@ class Cluster:
             self.shaken.add(name)
             self._awaited.discard(name)
             self._count_live()
-        self.judge()
+        self._await_start()
 
     def recover(self) -> None:
         """Everything that is wrong ends, but what was lost stays lost."""
@@ -333,7 +433,7 @@ class Cluster:
         for name in [*self.centrals, *self.nodes]:
             if self.machine(name).frozen:
                 self.thaw(name)
-        self.judge()
+        self._await_start()
 
     # Disks
 
@@ -346,10 +446,13 @@ class Cluster:
             schedule, slot = self._schedules[name], math.floor(machine.wall() / self._slot_seconds)
             if schedule.is_due(now, slot, self._system.nodes_changed(machine.process)):
                 schedule.begin(now)
-                self._disks[f"snapshot of {name}"] = self._system.snapshot(machine.process)
-                if self._audit is not None:
-                    self._audit.snapshot_written(name)
+                self._write_disk(name)
         self.world.at(self.world.now + self._slot_seconds, self._write_disks)
+
+    def _write_disk(self, name: str) -> None:
+        self._disks[f"snapshot of {name}"] = self._system.snapshot(self.centrals[name].process)
+        if self._audit is not None:
+            self._audit.snapshot_written(name)
 
     def recorded(self, service: str, user: str, resource: str) -> float:
         """What the leader has booked; nothing if nobody leads."""

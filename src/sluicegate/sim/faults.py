@@ -87,6 +87,10 @@ def _partition(cluster: Cluster, fault: Fault) -> Callable[[], object]:
     return partial(cluster.heal, cluster.cut(fault.groups))
 
 
+def _sever(cluster: Cluster, fault: Fault) -> Callable[[], object]:
+    return cluster.sever(_names(cluster, fault), fault.others)
+
+
 def _network(cluster: Cluster, fault: Fault) -> Callable[[], object]:
     quality = fault.quality or _BAD
     cluster.network.spoil(quality)
@@ -107,6 +111,13 @@ def _leave(cluster: Cluster, fault: Fault) -> None:
         cluster.leave(name)
 
 
+def _stop(cluster: Cluster, fault: Fault) -> Callable[[], object]:
+    names = _names(cluster, fault)
+    for name in names:
+        cluster.stop(name)
+    return partial(_restart_all, cluster, names, True)
+
+
 def _limits(cluster: Cluster, fault: Fault) -> None:
     cluster.set_limits(fault.limits)
 
@@ -117,10 +128,12 @@ _ACTS: dict[str, Callable[[Cluster, Fault], Callable[[], object] | None]] = {
     "freeze": _freeze,
     "thaw": _thaw,
     "partition": _partition,
+    "sever": _sever,
     "network": _network,
     "step": _step,
     "join": _join,
     "leave": _leave,
+    "stop": _stop,
     "limits": _limits,
 }
 

@@ -24,8 +24,10 @@ cells, a figure is the worst of them.
                                what was asked for, up to the limit and what was saved before,
                                within 5 %
     dip                        most slots in a row below 90 %
+    low_seconds                seconds below 90 %
     fresh                      slots after an election until every node has a quota of the new
                                leader in force
+    takeover                   the same in seconds, from when something happened to the leader
     unrecorded                 admitted, but not booked at the leader in the end, though nothing
                                of it was lost in a crash; negative: booked too often
 
@@ -69,7 +71,9 @@ GOALS: dict[str, Goal] = {
     "rejected": Goal(True, "rejected within limit", True),
     "converged": Goal(True, "slots to converge", False),
     "dip": Goal(True, "slots in a dip", False),
+    "low_seconds": Goal(True, "seconds below 90 %", False),
     "fresh": Goal(True, "slots to fresh quota", False),
+    "takeover": Goal(True, "seconds to take over", False),
     "unrecorded": Goal(True, "unrecorded", False),
 }
 
@@ -112,7 +116,9 @@ class Measures:
     rejected: float | None = None
     converged: float | None = None
     dip: float | None = None
+    low_seconds: float | None = None
     fresh: float | None = None
+    takeover: float | None = None
     unrecorded: float | None = None
     lost: float = 0.0  # admitted, and lost with the memory of a node that crashed
     messages: int = 0
@@ -206,6 +212,7 @@ def _measure_cell(
     shares = _shares(asked, passed, free, second)
     if shares:
         _worst(measures, "lowest_second", min(shares), min)
+        _worst(measures, "low_seconds", float(sum(share < _DIP for share in shares)), max)
         _worst(measures, "nothing", sum(share == 0.0 for share in shares) / len(shares), max)
     slots = _shares(asked, passed, free, STEPS)
     _worst(measures, "dip", float(_longest(share < _DIP for share in slots)), max)

@@ -32,6 +32,7 @@ from sluicegate.sim.world import World
 __all__ = ["Result", "Used", "run"]
 
 _QUIET_SLOTS = 10
+_LEASES_TO_ELECT = 3  # a quarantine, an exclusion, and some attempts
 _PROGRESS_STEPS = 200
 _OFFERS_PER_STEP = 5  # of drawn traffic; one step of a replay is offered at once
 _ROUNDING = 1e-9
@@ -166,7 +167,10 @@ class _Run:
         world.run(scenario.seconds)
         cluster.recover()
         longest = max((stream.traffic.duration for stream in self._streams), default=0.0)
-        quiet = _QUIET_SLOTS * scenario.slot_seconds + scenario.election_seconds + longest
+        election = scenario.election_seconds
+        if len(scenario.centrals) > 1:
+            election = _LEASES_TO_ELECT * scenario.lease_seconds
+        quiet = _QUIET_SLOTS * scenario.slot_seconds + election + longest
         world.run(scenario.seconds + quiet)
         cells = self._cells()
         measures = measure(
@@ -178,6 +182,7 @@ class _Run:
         )
         measures.messages = cluster.network.sent
         measures.fresh = cluster.fresh_slots
+        measures.takeover = cluster.takeover
         self._settle(measures)
         self._compare(measures)
         return Result(

@@ -65,6 +65,7 @@ class Fault:
     machines: tuple[str, ...] = ()  # names; "leader" is whoever leads then
     seconds: float | None = None  # until it is over; None: it is not, or not by itself
     disk: bool = True  # whether a machine finds again what it had written
+    others: tuple[str, ...] = ()  # that the machines do not hear
     groups: tuple[tuple[str, ...], ...] = ()  # of a partition
     quality: Quality | None = None  # of the network
     limits: tuple[Entry, ...] = ()  # instead of those before
@@ -94,10 +95,11 @@ class Scenario:
     slot_seconds: float
     nodes: tuple[str, ...]
     centrals: tuple[str, ...]
-    election_seconds: float
+    election_seconds: float  # from its start until the only central leads
+    lease_seconds: float  # of several centrals
     snapshot_seconds: float
     snapshot_least: float  # seconds between two, while nodes come and go
-    deposed_seconds: float  # how long a leader that lost its lease still believes in it
+    deposed_seconds: float  # how long a leader that lost its lease leads on
     limits: tuple[Entry, ...]
     traffic: tuple[Traffic, ...]
     network: Quality
@@ -205,6 +207,9 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
     known = (*nodes, *centrals)
     if set(nodes) & set(centrals) or "leader" in known:
         table.wrong("centrals", 'names that no node has, nor "leader"')
+    unused = "lease_seconds" if len(centrals) == 1 else "election_seconds"
+    if unused in table:
+        table.wrong(unused, f"no such key with {len(centrals)} central(s): see docs/simulator.md")
     goals = table.table("goals")
     exact_arrivals = table.flag("exact_arrivals", False)
     wait = table.flag("wait", True)
@@ -219,6 +224,7 @@ def read(text: str, *, file: str = "scenario", name: str = "scenario") -> Scenar
         nodes=nodes,
         centrals=centrals,
         election_seconds=table.number("election_seconds", 2.0, most=_MOST_SECONDS),
+        lease_seconds=table.number("lease_seconds", 2.0, least=0.4, most=60.0),
         snapshot_seconds=table.number(
             "snapshot_seconds", STATE_SECONDS, least=0.1, most=_MOST_SECONDS
         ),
@@ -446,10 +452,12 @@ _TAKES = {
     "freeze": {"machine", "seconds"},
     "thaw": {"machine"},
     "partition": {"groups", "seconds"},
+    "sever": {"machine", "others", "seconds"},
     "network": {"seconds", "delay", "jitter", "loss", "double", "late", "late_slots", "kinds"},
     "step": {"machine", "by"},
     "join": {"nodes"},
     "leave": {"machine"},
+    "stop": {"machine", "seconds"},
     "limits": {"limit"},
     "mishaps": {"every", "seconds"},
 }
@@ -487,13 +495,14 @@ def _fault(
     seconds = None
     if "seconds" in takes:
         seconds = table.number("seconds", None, above=True, most=_MOST_SECONDS)
-    able = nodes if what == "leave" else (*known, "leader")
+    able = {"leave": nodes, "stop": (*centrals, "leader")}.get(what, (*known, "leader"))
     fault = Fault(
         at,
         what,
         machines=_named(table, "machine", able) if "machine" in takes else (),
         seconds=seconds,
         disk=table.flag("disk", True) if "disk" in takes else True,
+        others=_named(table, "others", known) if "others" in takes else (),
         groups=_groups(table, known) if "groups" in takes else (),
         limits=_limits(table, "limit") if "limit" in takes else (),
         by=table.number("by", least=-_MOST_SECONDS, most=_MOST_SECONDS) if "by" in takes else 0.0,

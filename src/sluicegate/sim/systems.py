@@ -8,13 +8,15 @@ import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from sluicegate.election.election import Election
+from sluicegate.quota.central.leadership import ElectedLeadership, EpochFloor
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.ledger.ledger import Ledger
 from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.messages import Ask, Report
 from sluicegate.quota.node.core.state import NodeState
 from sluicegate.sim.classic_system import ClassicCentral, ClassicNode
-from sluicegate.sim.cluster import Running, System
+from sluicegate.sim.cluster import Follower, Running, System
 from sluicegate.sim.machines import Machine
 from sluicegate.sim.scenario import Scenario
 
@@ -60,17 +62,28 @@ class Sluicegate:
         return state, state.receive, state.outgoing, state.due
 
     def central(
-        self, machine: Machine, entries: Sequence[Entry], snapshot: bytes | None
+        self,
+        machine: Machine,
+        entries: Sequence[Entry],
+        snapshot: bytes | None,
+        has_lease: Callable[[], bool],
     ) -> Running:
         ledger = self._make_ledger(entries, slot_seconds=self._slot_seconds)
         if snapshot is not None:
             ledger.restore(snapshot)
-        state = CentralState(machine.name, ledger, now=machine.now(), wall=machine.wall())
+        state = CentralState(
+            machine.name, ledger, now=machine.now(), wall=machine.wall(), has_lease=has_lease
+        )
 
         def hear(now: float, source: str, message: Report | Ask) -> Iterable[tuple[str, Any]]:
             return state.receive(now, message)
 
         return state, hear, state.tick, state.due
+
+    def follower(self, machine: Machine, election: Election) -> Follower:
+        leadership = ElectedLeadership(machine.process, election, EpochFloor())
+        leadership.deliver = machine.send
+        return leadership
 
     def set_limits(self, central: Any, entries: Sequence[Entry]) -> None:
         central.ledger.set_limits(entries)
@@ -86,6 +99,25 @@ class Sluicegate:
     def recorded(self, central: Any, service: str, user: str, resource: str) -> float:
         recorded: float = central.ledger.recorded(service, user, resource)
         return recorded
+
+
+class _ClassicFollower:
+    """A classic central leads when it is elected, and forgets all it knew."""
+
+    def __init__(self, central: ClassicCentral, election: Election) -> None:
+        self._central = central
+        self._election = election
+        self._epoch = 0
+
+    def has_lease(self) -> bool:
+        return self._election.is_leader
+
+    def update(self, now: float) -> None:
+        if not self._election.is_leader:
+            self._central.follow(now)
+        elif self._election.epoch > self._epoch:
+            self._epoch = self._election.epoch
+            self._central.lead(now, self._epoch)
 
 
 class ClassicSystem:
@@ -108,7 +140,11 @@ class ClassicSystem:
         return node, node.receive, node.outgoing, node.due
 
     def central(
-        self, machine: Machine, entries: Sequence[Entry], snapshot: bytes | None
+        self,
+        machine: Machine,
+        entries: Sequence[Entry],
+        snapshot: bytes | None,
+        has_lease: Callable[[], bool],
     ) -> Running:
         central = ClassicCentral(
             machine.name,
@@ -118,6 +154,9 @@ class ClassicSystem:
             slot_seconds=self._slot_seconds,
         )
         return central, central.receive, central.tick, central.due
+
+    def follower(self, machine: Machine, election: Election) -> Follower:
+        return _ClassicFollower(machine.process, election)
 
     def set_limits(self, central: Any, entries: Sequence[Entry]) -> None:
         central.set_limits(entries)

@@ -1,9 +1,9 @@
 """The time of a simulation: what happens next, and the random numbers.
 
 `World` is a queue of acts in virtual time. Of two acts at the same moment the one that was
-planned first comes first, so a run does not depend on how anything compares. There are three
-rng, for the network, the traffic and the faults: each has its own random stream, so that one
-more message does not change who sends what.
+planned first comes first, so a run does not depend on how anything compares. There are four
+rng, for the network, the traffic, the faults and the election: each has its own random stream, so
+that one more message does not change who sends what.
 
 Times are seconds since the simulation began.
 """
@@ -20,7 +20,7 @@ __all__ = ["World"]
 class World:
     """A virtual clock and what is planned on it."""
 
-    __slots__ = ("_planned", "_queue", "faults", "network", "now", "seed", "traffic")
+    __slots__ = ("_planned", "_queue", "election", "faults", "network", "now", "seed", "traffic")
 
     def __init__(self, seed: int = 0) -> None:
         self.now = 0.0
@@ -29,6 +29,7 @@ class World:
         self.network = random.Random(f"network {seed}")
         self.traffic = random.Random(f"traffic {seed}")
         self.faults = random.Random(f"faults {seed}")
+        self.election = random.Random(f"election {seed}")
         self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._planned = 0
 

@@ -5,7 +5,8 @@ the asyncio shell does around them (send, make durable, call again in time) is w
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from sluicegate.election.paxos.acceptor import Acceptor
 from sluicegate.election.paxos.messages import (
@@ -21,10 +22,9 @@ from sluicegate.election.paxos.observer import Observer
 from sluicegate.election.paxos.proposer import Proposer
 from sluicegate.election.paxos.timing import Timing
 from sluicegate.sim.election.audit import Audit
-from sluicegate.sim.election.network import Network
 from sluicegate.sim.world import World
 
-__all__ = ["Member"]
+__all__ = ["Member", "Transport"]
 
 _ROUNDING = 1e-9  # of a local time that is turned into true time
 
@@ -38,13 +38,22 @@ class Jitter(random.Random):
         return a + (b - a) * self.random() ** (8 if self.is_eager else 1)
 
 
+class Transport(Protocol):
+    """Carries what a member sends, also to itself."""
+
+    def send(self, sender: str, to: str, message: Message) -> object: ...
+
+
 class Member:
-    """`rate`: seconds of its clock per true second."""
+    """`rate`: seconds of its clock per true second. `faults`: instead of the world's.
+
+    `on_change` is called after each event that may have changed who leads.
+    """
 
     def __init__(
         self,
         world: World,
-        network: Network,
+        network: Transport,
         audit: Audit,
         name: str,
         members: Sequence[str],
@@ -52,6 +61,8 @@ class Member:
         *,
         is_candidate: bool,
         rate: float,
+        faults: random.Random | None = None,
+        on_change: Callable[[str], object] = lambda name: None,
     ) -> None:
         self.name = name
         self.rate = rate
@@ -59,7 +70,7 @@ class Member:
         self.is_alive = False
         self.dies_after_vote = False
         self.stops_after_win = False
-        self.frozen_until = 0.0
+        self.frozen_until = float("-inf")
         self.restart = 0  # on the disk
         self.epoch = 0  # on the disk
         self.observer = Observer(timing)
@@ -70,6 +81,8 @@ class Member:
         self._audit = audit
         self._members = members
         self._timing = timing
+        self._faults = faults or world.faults
+        self._on_change = on_change
         self.jitter = Jitter(f"{name} {world.seed}")
         self._offset = 0.0
         self._stalled: list[tuple[str, Message]] = []
@@ -105,10 +118,9 @@ class Member:
     def boot(self) -> None:
         if self.is_alive:
             return
-        faults = self._world.faults
         self.is_alive = True
         self.restart += 1
-        self._offset = faults.uniform(0.0, 1e6)
+        self._offset = self._faults.uniform(0.0, 1e6)
         self._timer = float("inf")
         now = self.now()
         self._acceptor = Acceptor(now, self.epoch, self._timing)
@@ -127,7 +139,7 @@ class Member:
     def kill(self) -> None:
         """kill -9."""
         self.is_alive = False
-        self.frozen_until = 0.0
+        self.frozen_until = float("-inf")
         self._stalled.clear()
 
     def stop(self) -> None:
@@ -138,16 +150,27 @@ class Member:
                 self._send(self.proposer.stop())
             self.kill()
 
-    def freeze(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after `seconds`."""
+    def freeze(self, seconds: float = float("inf")) -> None:
+        """SIGSTOP, and SIGCONT after `seconds`, or with `thaw`."""
         if self.is_alive and not self.is_frozen:
             self.frozen_until = self._world.now + seconds
-            self._world.at(self.frozen_until, self._thaw, self.restart)
+            if seconds < float("inf"):
+                self._world.at(self.frozen_until, self._thaw, self.restart)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        if self.is_frozen:
+            self.frozen_until = self._world.now
+            self._thaw(self.restart)
 
     def prod(self) -> None:
         """Let it campaign now, as if it had heard that the leader has released its lease."""
+        self.expect(float("-inf"))
+
+    def expect(self, seconds: float) -> None:
+        """Let it campaign in `seconds`, as if it had heard that another leads until then."""
         if self.is_alive and not self.is_frozen and self.proposer is not None:
-            self.proposer.expect(self.now(), float("-inf"))
+            self.proposer.expect(self.now(), self.now() + seconds)
             self._set_timer()
 
     def _thaw(self, restart: int) -> None:
@@ -155,7 +178,7 @@ class Member:
             return
         self._audit.thawed(self)
         stalled, self._stalled = self._stalled, []
-        is_timer_first = self._world.faults.random() < 0.5
+        is_timer_first = self._faults.random() < 0.5
         if is_timer_first:
             self._tick()
         for sender, message in stalled:
@@ -176,12 +199,14 @@ class Member:
             if self.proposer is not None:
                 self._send(self.proposer.receive(now, sender, message))
                 self._set_timer()
+                self._on_change(self.name)
             return
         if isinstance(message, Leading | Release):
             is_news = self.observer.hear(now, message)
             if is_news and sender != self.name and self.proposer is not None:
                 self.proposer.expect(now, self.observer.until)
                 self._set_timer()
+                self._on_change(self.name)
         reply = self._acceptor.receive(now, message)
         if reply is not None:
             self.epoch = max(self.epoch, reply.durable_epoch)
@@ -227,3 +252,4 @@ class Member:
         if self.proposer is not None:
             self._send(self.proposer.tick(self.now()))
             self._set_timer()
+            self._on_change(self.name)

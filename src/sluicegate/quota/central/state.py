@@ -109,9 +109,13 @@ class CentralState:
         """Become the active central. `epoch` must be higher than any before."""
         if epoch <= self.epoch:
             raise ValueError(f"epoch must be above {self.epoch}, got {epoch!r}")
+        # This central's clock is the leader's now.
+        if self._is_elected:
+            self.ledger.begin(self.slot(now))  # it goes on in a higher epoch
+        else:
+            self.ledger.take_over(self.time(now))
         self._is_elected = True
         self.epoch = epoch
-        self.ledger.begin(self.slot(now))  # this central's clock is the leader's now
 
     def follow(self, now: float, epoch: int | None = None) -> None:
         """Stop sending quotas: another central leads, in `epoch` if it is known, or none does."""

@@ -2,7 +2,8 @@
 
 What was consumed in the time of a late report is set against the refill of that time, also where that
 overflowed a bucket which looked full meanwhile. Of our own nodes that is so only for what they consumed
-beyond their credit: that had its place in the bucket.
+beyond their credit: that had its place in the bucket. Credit that another leader has granted while we did
+not hear the node had no place here either; of what was consumed of it, only a debt is made up for.
 
 A node may tell of requests that began under another leader, or after our snapshot: those that run have
 reserved what they will consume. The refill of that time has paid for them, so they are no debt of the
@@ -20,7 +21,7 @@ from sluicegate.quota.ledger._bucket cimport (
     note_active,
     refill,
 )
-from sluicegate.quota.ledger._credit cimport outstanding_of, put_back, raise_totals, take_out, unbooked_of
+from sluicegate.quota.ledger._credit cimport available_of, outstanding_of, put_back, raise_totals, take_out, unbooked_of
 from sluicegate.quota.packed._report_lines cimport PackedLine
 
 cdef struct ReportContext:  # what all lines of a report have in common
@@ -153,13 +154,15 @@ cdef inline void apply_delta(
     const Delta *delta,
     double held,
     double unforeseen,
+    double foreign,
     double taken_over,
 ) noexcept nogil:
     """Update a bucket by what a node consumed, of which so much was not known before.
 
+    `foreign`: what it consumed, besides, of credit that another leader has granted since it was last heard.
     `taken_over`: what a node has consumed or reserved that another leader had granted.
     """
-    cdef double recovered, before_creation
+    cdef double recovered, most, debt, before_creation
     cdef int older
     update_demand(context, bucket, cell, delta, held)
     if bucket.rate >= 0.0:
@@ -176,8 +179,13 @@ cdef inline void apply_delta(
     older = context.slots - 1 + context.is_late
     if older > 0 and bucket.rate > 0.0 and bucket.overflowed_slot > context.slot - context.slots:
         # The older part was consumed while the refill that should have covered it overflowed.
-        recovered = min(bucket.overflowed, unforeseen * older / context.slots)
-        recovered = min(recovered, bucket.rate * (context.slots - 1 + max(0.0, bucket.time - context.slot)))
+        most = min(bucket.overflowed, bucket.rate * (context.slots - 1 + max(0.0, bucket.time - context.slot)))
+        recovered = min(most, unforeseen * older / context.slots)
+        if foreign > 0.0:
+            # That leader has granted no more than there was: a debt is none, but for the refill to come.
+            debt = delta.consumed - available_of(bucket) - recovered
+            debt -= bucket.rate * max(0.0, context.slot + 1 - bucket.time)
+            recovered += max(0.0, min(min(most - recovered, foreign * older / context.slots), debt))
         if context.is_handed_over:
             # Only what it consumed before the bucket has its refill: what came in while the central was
             # away has overflowed.
@@ -208,7 +216,7 @@ cdef inline Delta book_line(
 ) noexcept nogil:
     """Bring a cell up to the totals of a line; returns what the line added."""
     cdef Delta delta
-    cdef double unforeseen = 0.0, taken_over = 0.0, told = line.consumed + line.held
+    cdef double unforeseen = 0.0, foreign = 0.0, taken_over = 0.0, told = line.consumed + line.held
     cdef bint is_new = cell.sequence == 0 and not context.is_new_boot and (context.is_handed_over or context.is_young)
     if context.silent_since >= 0.0 and cell.last_ask < context.heard_since:
         hear_again(bucket, cell, context.silent_since, context.silent_until)
@@ -245,6 +253,8 @@ cdef inline Delta book_line(
     cell.sequence = context.sequence
     cell.lapsed = 0.0
     cell.used = max(cell.used, line.consumed) if context.is_overtaken else told
+    if not is_new and context.slot - context.slots >= context.resumed_at:
+        foreign = max(0.0, line.granted - cell.granted)
     raise_totals(cell, line.granted, line.returned)
     put_back(bucket, cell)
     if context.still_silent_since >= 0.0 and cell.last_ask < context.heard_since:
@@ -252,7 +262,8 @@ cdef inline Delta book_line(
     if not (is_new and context.is_handed_over):
         unforeseen = min(delta.consumed, <double> cell.uncovered)
     cell.uncovered = <float> max(0.0, cell.uncovered - unforeseen)
-    apply_delta(context, bucket, cell, &delta, line.held, unforeseen, taken_over)
+    foreign = max(0.0, min(delta.consumed - unforeseen, foreign))
+    apply_delta(context, bucket, cell, &delta, line.held, unforeseen, foreign, taken_over)
     return delta
 
 
@@ -262,4 +273,4 @@ cdef inline void book_count(
     """Book what a classic node counted in a slot: what it was promised is reserved no more."""
     cell.consumed += delta.consumed
     bucket.reserved = max(0.0, bucket.reserved - delta.consumed)
-    apply_delta(context, bucket, cell, delta, 0.0, delta.consumed, 0.0)
+    apply_delta(context, bucket, cell, delta, 0.0, delta.consumed, 0.0, 0.0)

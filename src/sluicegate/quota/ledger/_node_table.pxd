@@ -14,7 +14,7 @@ cdef class NodeTable:
     cdef int *lead_slots  # how many slots after an assignment its quota is for
     cdef long long *autonomous_until  # the last slot in which it is assumed to consume its safe share; 0: none
     cdef public long long warmup_until  # before this slot nodes may still be connecting; 0: not known
-    cdef long long resumed_at  # the slot in which the central resumed after an outage; 0: there was none
+    cdef readonly long long resumed_at  # the slot in which the central resumed after an outage, or took over; 0: never
     cdef public long long led_until  # up to which slot a leader was heard before that outage, as nodes tell; 0: unknown
     cdef Py_ssize_t room
     cdef dict numbers  # node id -> number

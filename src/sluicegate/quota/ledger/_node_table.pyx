@@ -98,7 +98,7 @@ cdef class NodeTable:
         return not self.is_classic(self.numbers[node_id])
 
     def resume(self, long long since, long long slot, long long until):
-        """Resume in `slot` after an outage: nodes that have reported since `since` are autonomous.
+        """Resume in `slot` after an outage, or take over: nodes that have reported since `since` are autonomous.
 
         A node stays so until it reports on the time since, but not beyond the slot `until`.
         """

@@ -722,20 +722,20 @@ cdef class ServiceLedger:
             return b""
         return self.quota_history.get(slot - 1, {}).get(node_id, b"")
 
-    def resume(self, long long slot):
-        """Resume in `slot` after an outage; `nodes` knows which nodes are autonomous since.
+    def resume(self, long long slot, double time):
+        """Resume in `slot`, at `time` in slots; `nodes` knows which nodes are autonomous since.
 
         What they have spent meanwhile was covered by the refill of that time: it must find room.
         """
         cdef Py_ssize_t number
         cdef double autonomous
         for number in range(self.count):
-            self._recount(&self.buckets[number], slot, slot)
+            self._recount(&self.buckets[number], slot, time)
             autonomous = self.buckets[number].autonomous
             self.buckets[number].autonomous = 0.0  # what they have spent by now is counted
-            refill(&self.buckets[number], slot)
+            refill(&self.buckets[number], time)
             self.buckets[number].autonomous = autonomous
-        self.assigned = slot - 1
+        self.assigned = max(self.assigned, slot - 1)
 
     cdef double _safe_usage(self, NodeCell *cell, long long slot) noexcept:
         """What a node takes up to the end of `slot` beside its promises: where it has none, its safe share."""

@@ -211,11 +211,31 @@ class Ledger:
             for granter in self._granters.values():
                 granter.resume()
         self._is_restored = False
+        self._expect_nodes(slot, slot)
+
+    def take_over(self, time: float) -> None:
+        """Grant from now on, at `time` in seconds: nodes have followed another leader so far.
+
+        What they have spent since their last reports is not known here yet. Until a node tells, it
+        is taken to have lived on its safe share, as after an outage: the refill of that time finds
+        room in the bucket, and is given to nobody else. One that has just begun or resumed expects
+        its nodes already.
+        """
+        slot = math.floor(time / self.slot_seconds)
+        self.begin(slot)
+        assert self._first is not None
+        if slot >= max(self._first, self._nodes.resumed_at) + self._reconnect_slots:
+            self._finish()
+            self._stood_still = False
+            self._expect_nodes(slot, time / self.slot_seconds)
+
+    def _expect_nodes(self, slot: int, time: float) -> None:
+        """Take it that nodes live on their safe shares until they tell, in `slot` and at `time`."""
         since = self._assigned - NODE_TIMEOUT_SLOTS + 1
         self._nodes.resume(since, slot, slot + self._reconnect_slots)
         self._assigned = max(self._assigned, slot - 1)
         for service_ledger in self._service_ledgers.values():
-            service_ledger.resume(slot)
+            service_ledger.resume(slot, time)
 
     def _change_limits(self, slot: int) -> Iterator[None]:
         """Bring the next limits into all buckets, some at a time."""

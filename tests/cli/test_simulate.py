@@ -401,11 +401,11 @@ def test_the_accuracy_page_keeps_what_was_written_below_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "accuracy.md"
-    path.write_text("old\n\n## Against one perfect bucket\n\nkept\n")
+    path.write_text("old\n\n## Failover\n\nkept\n")
     monkeypatch.setattr(accuracy, "names", list)
     monkeypatch.setattr(accuracy, "document", lambda outcomes, runs: "new\n")
     assert accuracy.main([str(path)]) == 0
-    assert path.read_text() == "new\n\n## Against one perfect bucket\n\nkept\n"
+    assert path.read_text() == "new\n\n## Failover\n\nkept\n"
 
 
 def test_random_faults_are_shown_one_by_one_or_summed_up_per_kind(

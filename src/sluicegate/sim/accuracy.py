@@ -3,8 +3,8 @@
     python -m sluicegate.sim.accuracy [FILE] [RUNS]
 
 With RUNS above 1, each figure is the worst of so many random seeds. The exit code is 0 if all
-goals are met; the table is written in any case. The section on random clusters is written by hand
-and stays as it is in FILE.
+goals are met; the table is written in any case. The sections below it, from "Failover" on, are
+written by hand and stay as they are in FILE.
 """
 
 import sys
@@ -24,7 +24,7 @@ Simulated clusters with faults, our assignment (`fair`) beside the older one (`c
 This page is made by `python -m sluicegate.sim.accuracy`: worst of {seeds}, from seed 0.
 
 """
-_KEPT = "\n## Against one perfect bucket\n"
+_KEPT = "\n## Failover\n"
 
 
 def document(outcomes: Sequence[Outcome], runs: int) -> str:

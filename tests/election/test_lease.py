@@ -207,12 +207,14 @@ def test_a_cancelled_wait_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_start_that_is_cancelled_gives_the_file_back(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         for turns in range(4):
-            starting = asyncio.create_task(cluster.make("a").start())
+            member = cluster.make("a")
+            starting = asyncio.create_task(member.start())
             for _ in range(turns):
                 await asyncio.sleep(0)
             starting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await starting
+            await asyncio.wait({starting})
+            if not starting.cancelled():  # it was quicker
+                await member.close()
         await cluster.start("a")
 
     run(tmp_path, scenario)

@@ -225,7 +225,7 @@ class RedisServer:
 
     def freshen(self) -> None:
         """As good as new, whatever a test did to it."""
-        if self._process is None:
+        if self._process is None or self._process.poll() is not None:  # killed, or crashed
             self.start()
         self.cont()
         with self.client as client:

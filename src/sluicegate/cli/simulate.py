@@ -90,7 +90,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     # What happens to simulated centrals is in the result, and is no warning to anybody.
-    logging.getLogger("sluicegate.quota").setLevel(logging.ERROR)
+    logger = logging.getLogger("sluicegate.quota")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         code = _run_scenarios(arguments)
         sys.stdout.flush()
@@ -104,6 +106,8 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
         discard()
         sys.stderr.write(f"sluicegate simulate: cannot write the result: {error}\n")
         return 1
+    finally:
+        logger.setLevel(level)  # for a program that calls this command
 
 
 def _run_scenarios(arguments: argparse.Namespace) -> int:

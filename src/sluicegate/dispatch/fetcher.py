@@ -141,7 +141,7 @@ class Fetcher:
         return Read(min(max(wanted[-1] // len(wanted), 1), _MOST_AWAITED))
 
     def _may_be_more(self, step: Look | Read, count: int, dropped: bool) -> bool:
-        """Whether a batch of what has come would be smaller than need be."""
+        """Whether more tasks may wait that would fit into this batch."""
         if isinstance(step, Read):
             return count >= step.most
         return dropped and count >= max(step.wanted[-1], 1)

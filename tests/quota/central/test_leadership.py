@@ -160,6 +160,17 @@ def test_where_an_election_cannot_be_raised_the_leader_counts_from_the_floor() -
     assert a.state.epoch == 1_800_000_403
 
 
+def test_a_leader_that_counts_from_the_floor_leads_again_after_it_has_lost_its_lease() -> None:
+    """Redis restarts: nodes still report the epoch in which this central led, and none above."""
+    a = Candidate(has_own_epochs=True)
+    a.hear(1_800_000_000)
+    a.win(2)
+    a.lose(None, 2)
+    a.hear(1_800_000_001)  # its own
+    a.win(3)
+    assert (a.state.leads, a.state.epoch, a.leadership.wins) == (True, 1_800_000_002, 2)
+
+
 def test_an_epoch_far_ahead_is_refused_by_a_leader_and_ignored_by_a_standby() -> None:
     a = Candidate()
     far = epoch_bound(time.time()) + 1

@@ -218,7 +218,7 @@ class ElectedLeadership:
             self._follow(now)
             return
         term = self.election.epoch
-        epoch = max(term, self._floor()) if self._has_own_epochs else term
+        epoch = self._own_epoch(term) if self._has_own_epochs else term
         if term == self._term and epoch <= self._state.epoch:
             return
         if epoch <= self._state.epoch:
@@ -232,6 +232,15 @@ class ElectedLeadership:
         self._state.lead(now, epoch)
         _logger.info("central %s leads, epoch %d", self._state.name, epoch)
         self.deliver(self._state.announce(now))
+
+    def _own_epoch(self, term: int) -> int:
+        """The epoch for `term` of an election that does not know the floor.
+
+        A new term is above the epoch in which this central led before: no report says that one
+        again, so that the floor may still be at it.
+        """
+        epoch = max(term, self._floor())
+        return epoch if term == self._term else max(epoch, self._state.epoch + 1)
 
     def _follow(self, now: float) -> None:
         known = self.election.epoch

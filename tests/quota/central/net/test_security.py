@@ -127,6 +127,27 @@ def test_a_token_file(tmp_path: Path, text: str, mode: int, expected: Tokens | s
     assert "secret" not in str(caught.value).replace(str(path), "")
 
 
+def test_a_credential_of_systemd_may_show_a_right_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its access control list gives mode 440; the folder is open to the service alone."""
+    path = tmp_path / "tokens.toml"
+    path.write_text(f"{NODE}\n")
+    path.chmod(0o440)
+    with pytest.raises(ConfigError, match="has mode 440"):
+        read_tokens(path)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_tokens(path) == Tokens(NODE, NODE)
+    for mode in (0o444, 0o460):
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match="chmod 600"):
+            read_tokens(path)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "other"))
+    path.chmod(0o440)
+    with pytest.raises(ConfigError, match="has mode 440"):
+        read_tokens(path)
+
+
 def test_a_pipe_is_no_token_file(tmp_path: Path) -> None:
     """It was waited for without end."""
     path = tmp_path / "pipe"

@@ -89,7 +89,7 @@ def read_tokens(path: str | Path) -> Tokens:
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read token file {path}: {reason_of(error)}") from None
     mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
+    if mode & (0o037 if _is_credential(path) else 0o077):
         raise ConfigError(
             f"token file {path} has mode {mode:03o}, readable by others; expected 600: "
             f"chmod 600 {path}"
@@ -111,6 +111,16 @@ def read_tokens(path: str | Path) -> Tokens:
     if others:
         raise ConfigError(f"token file {path} must have {_EXPECTED}, got unknown keys {others}")
     return _tokens(path, document)
+
+
+def _is_credential(path: str | Path) -> bool:
+    """Whether systemd has put the file there for this service alone (`LoadCredential=`).
+
+    Since systemd 254 such a file belongs to root, and an access control list lets the service read
+    it. The mode of a file with such a list shows it as a right of the group: 440.
+    """
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    return bool(folder) and Path(path).absolute().parent == Path(folder or "").absolute()
 
 
 def _read(path: str | Path) -> tuple[str, os.stat_result]:

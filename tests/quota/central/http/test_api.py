@@ -285,6 +285,8 @@ def test_nodes_are_told_with_their_connections(
     assert nodes["node-9"]["quota_age"] is None
     assert nodes["node-2"]["live"] is True
     assert nodes["node-2"]["address"] is None
+    central.state.follow(central.now())
+    assert all(node["quota_age"] is None for node in client.get("/api/nodes").json()["nodes"])
 
 
 # Health, and what is not there

@@ -162,6 +162,8 @@ def test_the_age_of_quotas_in_use_is_that_of_live_nodes() -> None:
     assert values["quota_age_slots_bucket{le=0.5}"] == 1
     assert values["quota_age_slots_bucket{le=3.0}"] == 2
     assert values["quota_age_slots_count"] == 2
+    central.state.follow(central.now())  # nodes have their quotas from another one now
+    assert told(central)["quota_age_max_slots"] == 0
 
 
 def test_a_histogram_counts_a_value_at_its_upper_edge() -> None:

@@ -228,7 +228,7 @@ class _Api:
         if connection is None:
             nothing = ("kind", "address", "connected_since", "frames", "last_slot", "quota_age")
             return node | dict.fromkeys(nothing)
-        sent = connection.quota_sent
+        sent = connection.quota_sent if self._registry.state.leads else None
         return node | {
             "kind": connection.kind,
             "address": connection.address,
@@ -245,7 +245,7 @@ class _Api:
         if not registry.leadership.peers:
             raise ApiError(404, "NotFound", "this central has no peers")
         if not registry.warm_up.is_warm(registry.now()):
-            raise ApiError(503, "NotWarm", "this central has started with no state of its own yet")
+            raise ApiError(503, "NotWarm", "this central has no state to give yet: it is not warm")
         if self._state_copying.locked():
             raise ApiError(503, "Busy", "another peer is being sent the state")
         async with self._state_copying:

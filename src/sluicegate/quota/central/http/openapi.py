@@ -307,7 +307,8 @@ _SCHEMAS: _Json = {
                         "connected_since": _or_null("number"),
                         "frames": _or_null("integer"),
                         "last_slot": _or_null("integer"),
-                        "quota_age": _or_null("number") | {"description": "slots"},
+                        "quota_age": _or_null("number")
+                        | {"description": "slots since the last quota; null on a standby"},
                     }
                 ),
             },

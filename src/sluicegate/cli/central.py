@@ -32,12 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
   sluicegate central --limits limits.db --state central.state
   sluicegate central --listen 0.0.0.0:7411 --limits redis://10.0.0.5/0 --token-file tokens.toml \\
       --tls-cert central.crt --tls-key central.key
-  sluicegate central --listen 10.0.0.1:7411 --limits redis://10.0.0.5/0 --token-file tokens.toml \
-      --state a.state --name a --election paxos \
+  sluicegate central --listen 10.0.0.1:7411 --limits redis://10.0.0.5/0 --token-file tokens.toml \\
+      --state a.state --name a --election paxos \\
       --peers a=ws://10.0.0.1:7411,b=ws://10.0.0.2:7411,c=ws://10.0.0.3:7411
 
 a token file (chmod 600) has two lines, node = "..." and admin = "..."; a file with one bare line
-uses it for both. Centrals with peers need a third, peer = "..." """
+uses it for both. Centrals with peers need a third, peer = "..."."""
     parser.add_argument(
         "--listen",
         default="127.0.0.1:7411",

@@ -55,6 +55,8 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
+    # The library has a line for each connection, which does not say of whom.
+    logging.getLogger("websockets").setLevel(logging.WARNING)
     try:
         asyncio.run(_serve(arguments))
     except (ConfigError, ValueError) as error:

@@ -179,10 +179,10 @@ class LeaseElection(Election):
         leader = self.leader
         if leader is not None and leader != self._last_leader:
             self._last_leader = leader
-            _logger.info("%s sees a new leader: %s, epoch %d", self.name, leader, self.epoch)
+            _logger.info("election of %s: leader is %s, epoch %d", self.name, leader, self.epoch)
         elif leader is None and self._last_leader == self.name:
             self._last_leader = None
-            _logger.warning("%s leads no more", self.name)
+            _logger.warning("election of %s: no longer leads", self.name)
 
     def __repr__(self) -> str:
         return (

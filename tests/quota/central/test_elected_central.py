@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,9 @@ def test_a_witness_serves_peers_alone(tmp_path: Path) -> None:
     with group.witness("w", peer_token=TOKEN):
         with urllib.request.urlopen(f"http://{group.addresses['w']}/healthz") as answer:
             assert answer.read() == b"ok"
+        with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+            urllib.request.urlopen(f"http://{group.addresses['w']}/api/state")
+        assert b"this is a witness" in caught.value.read()
         refused = {
             "a witness serves no nodes": connect(group.urls["w"]),
             "missing token": connect(group.urls["w"], subprotocols=[PEER]),

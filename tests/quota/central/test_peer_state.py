@@ -142,3 +142,23 @@ def _status_of(call: Callable[[], object]) -> int:
         with error:
             return error.code
     return 200
+
+
+def test_what_a_peer_says_instead_of_its_state_is_logged_on_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bodies = {
+        b'{"error_code":"NotWarm","error_message":"not warm"}': "not warm",
+        b"this is a witness\nit has no state\n": "this is a witness it has no state",
+    }
+    caplog.set_level("INFO")
+    for body, text in bodies.items():
+
+        def refuse(request: http.server.BaseHTTPRequestHandler, body: bytes = body) -> None:
+            request.send_response(503)
+            request.end_headers()
+            request.wfile.write(body)
+
+        with serving(refuse) as url:
+            assert fetch_newest_state({"a": url}, None, None) is None
+        assert f"no state from peer a: HTTP status 503: {text}\n" in caplog.text

@@ -262,9 +262,11 @@ class PaxosLease(Election):
             return
         if state[0] != self._reported[0]:
             what = "leads" if state[0] else "no longer leads"
-            _logger.info("%s %s, epoch %d", self.name, what, self.epoch)
+            _logger.info("election of %s: %s, epoch %d", self.name, what, self.epoch)
+        elif state[2] is None and self._reported[2] is not None:
+            _logger.info("election of %s: no leader, last epoch %d", self.name, self.epoch)
         elif state != self._reported:
-            _logger.info("leader: %s, epoch %d", state[2], state[1])
+            _logger.info("election of %s: leader is %s, epoch %d", self.name, state[2], state[1])
         self._reported = state
         for change in self._waiting:
             if not change.done():

@@ -169,6 +169,7 @@ class ElectedLeadership:
         self._has_own_epochs = has_own_epochs
         self._term = 0  # the election's epoch of the leadership that the state is in; 0: standby
         self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     def __repr__(self) -> str:
         return f"ElectedLeadership({self._state!r}, {self.election!r})"
@@ -246,7 +247,10 @@ class ElectedLeadership:
         known = self.election.epoch
         if self._term:
             self._term = 0
-            _logger.warning("central %s no longer leads", self._state.name)
+            if self._is_closing:
+                _logger.info("central %s no longer leads: it stops", self._state.name)
+            else:
+                _logger.warning("central %s no longer leads: its lease ended", self._state.name)
         elif known <= self._state.epoch:
             return  # what it knows of the leader's clock still holds
         self._state.follow(now, known)
@@ -266,6 +270,7 @@ class ElectedLeadership:
 
     async def close(self) -> None:
         """Stop leading, and let another central lead."""
+        self._is_closing = True
         await self.election.close()
         if self._task is not None:
             self._task.cancel()

@@ -8,6 +8,7 @@ are not followed: the token is for the configured peers only.
 
 import contextlib
 import http.client
+import json
 import logging
 import queue
 import ssl
@@ -87,9 +88,18 @@ def _fetch(
         connection.request("GET", "/api/state", headers=headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise ConfigError(f"HTTP status {response.status}: {response.read(500)!r}")
+            message = _error_message(response.read(500))
+            raise ConfigError(f"HTTP status {response.status}: {message}")
         epoch, snapshot = unpack_state(_read(response, end))
         return PeerState(peer, epoch, newest_report(snapshot), snapshot)
+
+
+def _error_message(body: bytes) -> str:
+    """What a peer says instead of its state, on one line: an error of the API, or plain text."""
+    text = body.decode(errors="replace")
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        text = str(json.loads(text)["error_message"])
+    return " ".join(text.split())
 
 
 def _read(response: http.client.HTTPResponse, end: float) -> bytes:

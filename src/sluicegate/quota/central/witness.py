@@ -104,7 +104,7 @@ class Witness:
                 ssl=self._tls,
                 subprotocols=[Subprotocol(PEER)],
                 select_subprotocol=lambda _, asked: PEER if PEER in asked else None,  # type: ignore[arg-type,return-value]
-                process_request=_answer_health_check,
+                process_request=_answer_http,
                 compression=None,
                 max_size=LARGEST_MESSAGE,
                 ping_interval=_PING_INTERVAL,
@@ -200,7 +200,12 @@ def _join(headers: Headers, name: str) -> str | None:
     return ", ".join(headers.get_all(name)) or None
 
 
-def _answer_health_check(connection: ServerConnection, request: Request) -> Response | None:
+def _answer_http(connection: ServerConnection, request: Request) -> Response | None:
+    """The answer to what is not a websocket. A central that starts asks all peers for a state."""
     if request.path == "/healthz":
         return connection.respond(http.HTTPStatus.OK, "ok")
+    if "Upgrade" not in request.headers:
+        return connection.respond(
+            http.HTTPStatus.NOT_FOUND, "this is a witness: it has /healthz, and no API or state\n"
+        )
     return None

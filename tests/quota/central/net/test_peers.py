@@ -121,6 +121,22 @@ def test_a_link_connects_again_when_its_connection_has_ended() -> None:
         linked(a.central.ws_url, story)
 
 
+def test_a_link_that_is_denied_never_counts_as_connected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The handshake itself succeeds; the reason is in the close frame that follows it."""
+    caplog.set_level("INFO")
+
+    async def story(link: PeerLink, answers: list[Message]) -> None:
+        await wait_until(lambda: caplog.text.count("denied: invalid token") >= 4)  # both sides
+        assert not link.is_connected
+
+    with member(**TOKENS) as a:
+        linked(a.central.ws_url, story, token="wrong-secret")
+    assert "connection to peer a failed: denied: invalid token" in caplog.text
+    assert "peer connected" not in caplog.text
+
+
 def test_over_tls(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
 

@@ -93,7 +93,7 @@ class PeerLink:
                 problem = "connection closed"
             except ConnectionClosed as closed:
                 is_denied = closed.rcvd is not None and closed.rcvd.code == _DENIED
-                problem = str(closed)
+                problem = _describe(closed)
             except (OSError, WebSocketException, ProtocolError) as error:
                 problem = f"{type(error).__name__}: {error}"
             except Exception as error:
@@ -132,9 +132,20 @@ class PeerLink:
             stream = PeerStream(
                 connection, lambda message: self._receive(self.peer, message), wants_answer=True
             )
+            # One that denies us says so in a close frame, right after the handshake.
+            await (await connection.ping())
             self._stream = stream
             _logger.info("peer connected: %s (%s)", self.peer, self.url)
             try:
                 await stream.run()
             finally:
                 self._stream = None
+
+
+def _describe(closed: ConnectionClosed) -> str:
+    """Why a connection ended, without the codes of websockets where a reason says it."""
+    if closed.rcvd is not None:
+        return f"{closed.rcvd.reason or 'closed by the peer'} (code {closed.rcvd.code})"
+    if closed.sent is not None:
+        return closed.sent.reason or "closed"
+    return "connection lost"

@@ -41,9 +41,12 @@ def command_of(unit: str, variables: dict[str, str]) -> list[str]:
     (line,) = [line for line in lines if line.startswith("ExecStart=")]
     program, *words = shlex.split(line.removeprefix("ExecStart="))
     assert program == INSTALLED
-    return [
-        string.Template(word.replace("%i", "translate")).substitute(variables) for word in words
-    ]
+    filled: list[str] = []
+    for word in words:
+        text = string.Template(word.replace("%i", "translate")).substitute(variables)
+        # A variable without braces is as many words as it has, for systemd: here often none.
+        filled += text.split() if word == "$OPTIONS" else [text]
+    return filled
 
 
 def example_variables() -> dict[str, str]:
@@ -74,6 +77,8 @@ def test_the_commands_of_the_units_are_ours() -> None:
     central = parse(command_of("sluicegate-central.service", variables))
     assert (central.name, central.election) == ("a", "paxos")
     assert central.peers["a"] == f"ws://{central.listen}"
+    variables["OPTIONS"] = "--lease 3"
+    assert parse(command_of("sluicegate-central.service", variables)).lease == 3.0
     witness = parse(command_of("sluicegate-witness.service", {**variables, "NAME": "c"}))
     assert witness.name in witness.peers
     options = {"FUNCTION": "app:translate", "REDIS": "redis://10.0.0.5"}

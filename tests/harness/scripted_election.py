@@ -35,16 +35,16 @@ class ScriptedElection(Election):
         return self.time < self._deadline
 
     @property
+    def deadline(self) -> float:
+        return self._deadline
+
+    @property
     def epoch(self) -> int:
         return self._epoch
 
     @property
     def leader(self) -> str | None:
         return self._leader
-
-    @property
-    def deadline(self) -> float:
-        return self._deadline
 
     async def changed(self) -> None:
         await self._changed.wait()

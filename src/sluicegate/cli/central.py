@@ -16,7 +16,7 @@ from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError, SluicegateError
 from sluicegate.quota.central.central import Central
 from sluicegate.quota.central.limit_sources.sync import NoValidLimits
-from sluicegate.quota.central.membership import parse_peers
+from sluicegate.quota.central.membership import LEAD_ALL, LEAD_CHOICES, parse_peers
 from sluicegate.quota.central.net.tokens import Tokens, read_tokens
 
 __all__ = ["add_peer_options", "configure"]
@@ -93,6 +93,13 @@ def add_peer_options(parser: argparse.ArgumentParser) -> None:
         help="how long a leader leads without a renewal, 0.4 to 60 (default: 2); the same on each",
     )
     parser.add_argument(
+        "--lead",
+        choices=LEAD_CHOICES,
+        default=LEAD_ALL,
+        help="all: the elected central leads all services (default); per-service: it divides them "
+        "among the centrals; the same on all of them",
+    )
+    parser.add_argument(
         "--peer-ca",
         metavar="F",
         help="CA certificates for peers with wss:// (PEM), instead of the system's",
@@ -126,6 +133,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
             peers=arguments.peers,
             election=arguments.election,
             lease=arguments.lease,
+            lead=arguments.lead,
             peer_ca=arguments.peer_ca,
         )
         _raise_file_limit()

@@ -10,6 +10,7 @@ with the process that holds it, however that ends.
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 from pathlib import Path
@@ -37,6 +38,10 @@ class Alone(Election):
     @property
     def is_leader(self) -> bool:
         return self._lock is not None
+
+    @property
+    def deadline(self) -> float:
+        return math.inf if self.is_leader else -math.inf
 
     @property
     def epoch(self) -> int:

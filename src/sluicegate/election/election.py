@@ -39,6 +39,11 @@ class Election(ABC):
 
     @property
     @abstractmethod
+    def deadline(self) -> float:
+        """Until when this candidate leads, on the clock of `boottime`; -inf if it does not."""
+
+    @property
+    @abstractmethod
     def epoch(self) -> int:
         """The fencing number of the latest leadership known here; it only grows. 0: none yet."""
 

@@ -68,6 +68,10 @@ class LeaseElection(Election):
         return self._candidacy.is_leader(boottime())
 
     @property
+    def deadline(self) -> float:
+        return self._candidacy.deadline
+
+    @property
     def epoch(self) -> int:
         return self._candidacy.epoch
 

@@ -9,6 +9,7 @@ The audit of the election runs along: never two leaders at once, epochs only gro
 member does not read that it leads.
 """
 
+import math
 from collections.abc import Callable
 
 from sluicegate.election.election import Election
@@ -36,6 +37,11 @@ class MemberElection(Election):
     @property
     def is_leader(self) -> bool:
         return self._member.is_leader
+
+    @property
+    def deadline(self) -> float:
+        proposer = self._member.proposer
+        return -math.inf if proposer is None else proposer.deadline
 
     @property
     def epoch(self) -> int:

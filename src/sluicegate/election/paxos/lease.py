@@ -101,7 +101,6 @@ class PaxosLease(Election):
 
     @property
     def deadline(self) -> float:
-        """Until when this candidate leads, on the clock of `boottime`; -inf if it does not."""
         return float("-inf") if self._proposer is None else self._proposer.deadline
 
     @property

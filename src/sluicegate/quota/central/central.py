@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluicegate.errors import ConfigError
 from sluicegate.quota.central.daemon_thread import run_in_daemon_thread
-from sluicegate.quota.central.membership import check_membership
+from sluicegate.quota.central.membership import LEAD_ALL, check_membership
 from sluicegate.quota.central.net.tokens import Tokens, is_loopback
 from sluicegate.quota.central.server_socket import parse_address
 from sluicegate.quota.ledger.ledger import Assignment, Ledger
@@ -66,6 +66,7 @@ class Central:
         peers: Mapping[str, str] | None = None,
         election: str | None = None,
         lease: float | None = None,
+        lead: str = LEAD_ALL,
         peer_ca: str | Path | None = None,
     ) -> None:
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= bounds.name_bytes:
@@ -86,7 +87,7 @@ class Central:
                 f"other machines may reach {listen}, but the node token or the admin token is "
                 f"missing: set both (--token-file), or listen on 127.0.0.1"
             )
-        self._membership = check_membership(name, peers, election, lease, state)
+        self._membership = check_membership(name, peers, election, lease, state, lead)
         self._check_peer_access(listen, peer_ca)
         self._peer_ca = None if peer_ca is None else str(peer_ca)
         self._limits = limits

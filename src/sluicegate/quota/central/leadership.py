@@ -90,6 +90,10 @@ class Leadership(Protocol):
     def peers(self) -> list[Peer]:
         """The other centrals."""
 
+    @property
+    def service_leaders(self) -> dict[str, str]:
+        """Who leads which service, as far as is known here; empty: the leader leads all."""
+
     def hear(self, now: float, report: Report) -> None:
         """A node reports an epoch that is above this central's."""
 
@@ -112,6 +116,10 @@ class SoleLeadership:
     @property
     def peers(self) -> list[Peer]:
         return []
+
+    @property
+    def service_leaders(self) -> dict[str, str]:
+        return {}
 
     def hear(self, now: float, report: Report) -> None:
         check_epoch(report)
@@ -190,6 +198,10 @@ class ElectedLeadership:
             if name != self._state.name
         ]
 
+    @property
+    def service_leaders(self) -> dict[str, str]:
+        return self._state.lending.service_leaders
+
     def has_lease(self) -> bool:
         """Whether the leadership that the state is in still lasts.
 
@@ -199,8 +211,7 @@ class ElectedLeadership:
 
     def hear(self, now: float, report: Report) -> None:
         if not self._state.leads:
-            if report.epoch < epoch_bound(time.time()):
-                self._floor.hear(report.epoch)
+            self.know(report.epoch)
             return
         check_epoch(report)
         if not self._floor.hear(report.epoch):
@@ -211,6 +222,16 @@ class ElectedLeadership:
             report.epoch,
             self._state.epoch,
         )
+        self.update(now)
+
+    def know(self, epoch: int) -> None:
+        """A peer says that `epoch` is in use."""
+        if epoch < epoch_bound(time.time()):
+            self._floor.hear(epoch)
+
+    def raise_epoch(self, now: float) -> None:
+        """Go on in a higher epoch as soon as the election allows it."""
+        self._floor.hear(self._state.epoch)
         self.update(now)
 
     def update(self, now: float) -> None:
@@ -228,9 +249,11 @@ class ElectedLeadership:
             )
             self._follow(now)
             return
-        self.wins += not self._term  # else it goes on in a higher epoch
+        is_elected = not self._term  # else it goes on in a higher epoch
+        self.wins += is_elected
         self._term = term
         self._state.lead(now, epoch)
+        self._state.lending.lead(epoch, is_elected=is_elected)
         _logger.info("central %s leads, epoch %d", self._state.name, epoch)
         self.deliver(self._state.announce(now))
 
@@ -254,6 +277,7 @@ class ElectedLeadership:
         elif known <= self._state.epoch:
             return  # what it knows of the leader's clock still holds
         self._state.follow(now, known)
+        self._state.lending.follow()
 
     async def start(self) -> None:
         """Campaign, from now on."""

@@ -6,22 +6,28 @@ At the stop the leadership is given back first: another central leads by the tim
 to go.
 """
 
+import logging
 import ssl
 from urllib.parse import unquote
 
 from sluicegate.election.election import Election
 from sluicegate.election.paxos import PaxosLease
-from sluicegate.errors import ConfigError
+from sluicegate.errors import ConfigError, ProtocolError
 from sluicegate.quota.central.leadership import ElectedLeadership, EpochFloor
+from sluicegate.quota.central.lending.messages import Borrow, Lend
+from sluicegate.quota.central.lending.service_lending import ServiceLending
 from sluicegate.quota.central.membership import Membership
 from sluicegate.quota.central.net.connection import PEER
 from sluicegate.quota.central.net.peer_link import PeerOptions
 from sluicegate.quota.central.net.peer_session import peer_session_factory
 from sluicegate.quota.central.net.peer_transport import PeerTransport
+from sluicegate.quota.central.net.peer_wire import PeerMessage
 from sluicegate.quota.central.net.registry import ConnectionRegistry
 from sluicegate.quota.central.state import CentralState
 
 __all__ = ["Member", "etcd_hosts", "paxos_lease", "peer_tls"]
+
+_logger = logging.getLogger("sluicegate.quota")
 
 
 class Member:
@@ -30,9 +36,13 @@ class Member:
     def __init__(self, membership: Membership, options: PeerOptions) -> None:
         self.membership = membership
         self.floor = EpochFloor()
-        self._transport = PeerTransport(membership.peers if membership.is_paxos else {}, options)
+        self._needs_links = membership.is_paxos or membership.lends
+        self._transport = PeerTransport(membership.peers if self._needs_links else {}, options)
         self.election = _make_election(membership, self._transport, self.floor)
+        self._transport.receive = self._receive
         self._leadership: ElectedLeadership | None = None
+        self._lending: ServiceLending | None = None
+        self._is_warned = False
 
     def has_lease(self) -> bool:
         return self._leadership is not None and self._leadership.has_lease()
@@ -53,21 +63,45 @@ class Member:
         """Let peers connect to the port of this central."""
         assert self._leadership is not None
         self._leadership.deliver = registry.deliver
-        if self.membership.is_paxos:
+        if self._needs_links:
             registry.register(PEER, peer_session_factory(registry, self._transport))
+        if self.membership.lends:
+            self._lending = ServiceLending(
+                registry.state,
+                self._leadership,
+                self._transport,
+                lease=self.membership.lease,
+                is_warm=lambda: registry.warm_up.is_warm(registry.now()),
+            )
 
     async def start(self) -> None:
         assert self._leadership is not None
         self._transport.start()
         await self._leadership.start()
+        if self._lending is not None:
+            self._lending.start()
 
     async def resign(self) -> None:
         """Stop leading and campaigning; peers are still answered."""
         assert self._leadership is not None
+        if self._lending is not None:
+            self._lending.resign()
         await self._leadership.close()
 
     async def close(self) -> None:
         await self._transport.close()
+
+    def _receive(self, peer: str, message: PeerMessage) -> None:
+        if isinstance(message, Borrow | Lend):
+            if self._lending is not None:
+                self._lending.receive(peer, message)
+            elif not self._is_warned:
+                self._is_warned = True
+                _logger.error("peer %s has --lead per-service: give all centrals the same", peer)
+        elif isinstance(self.election, PaxosLease):
+            self.election.receive(peer, message)
+        else:
+            raise ProtocolError("this central takes no part in a Paxos election")
 
     def _is_connected(self, peer: str) -> bool | None:
         link = self._transport.links.get(peer)
@@ -113,7 +147,7 @@ def paxos_lease(
 ) -> PaxosLease:
     """A member of a Paxos election whose messages the transport carries."""
     assert membership.path is not None
-    lease = PaxosLease(
+    return PaxosLease(
         membership.name,
         sorted(membership.urls),
         transport,
@@ -122,8 +156,6 @@ def paxos_lease(
         is_candidate=is_candidate,
         floor=floor,
     )
-    transport.receive = lease.receive
-    return lease
 
 
 def peer_tls(membership: Membership, ca_file: str | None) -> ssl.SSLContext | None:

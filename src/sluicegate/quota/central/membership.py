@@ -18,9 +18,10 @@ from pathlib import Path
 from sluicegate.errors import ConfigError
 from sluicegate.quota.urls import central_urls
 
-__all__ = ["Membership", "check_membership", "parse_peers"]
+__all__ = ["LEAD_ALL", "LEAD_CHOICES", "Membership", "check_membership", "parse_peers"]
 
 PAXOS = "paxos"
+LEAD_ALL, LEAD_PER_SERVICE = LEAD_CHOICES = ("all", "per-service")
 _STORES = ("etcd://", "etcds://", "redis://", "rediss://", "unix://")
 _EXPECTED_ELECTION = "paxos, etcd://HOST:PORT,... or redis://..."
 _EXPECTED_PEERS = "NAME=URL,NAME=URL,..."
@@ -38,6 +39,7 @@ class Membership:
     urls: Mapping[str, str]
     election: str
     lease: float = _DEFAULT_LEASE
+    lends: bool = False  # the leader lends services to the others
     path: Path | None = None  # what the member of a Paxos election must not forget
 
     @property
@@ -69,8 +71,17 @@ def check_membership(
     election: str | None,
     lease: float | None = None,
     state: str | Path | None = None,
+    lead: str = LEAD_ALL,
 ) -> Membership | None:
     """The membership that these options describe; None: a central of its own."""
+    if lead not in LEAD_CHOICES:
+        raise ConfigError(f"invalid lead: expected {' or '.join(LEAD_CHOICES)}, got {lead!r}")
+    lends = lead == LEAD_PER_SERVICE
+    if lends and not (election and peers):
+        raise ConfigError(
+            f"services can be led by several centrals only: expected --peers {_EXPECTED_PEERS} and "
+            f"--election {_EXPECTED_ELECTION} with --lead {lead}"
+        )
     if election is None:
         if peers:
             raise ConfigError(
@@ -84,7 +95,7 @@ def check_membership(
     if election != PAXOS:
         if not election.startswith(_STORES):
             raise ConfigError(f"invalid election: expected {_EXPECTED_ELECTION}, got {election!r}")
-        return Membership(name, urls, election, lease)
+        return Membership(name, urls, election, lease, lends)
     if len(urls) < 2:
         raise ConfigError(
             f"a Paxos election needs 2 members or more, better 3: expected --peers "
@@ -96,7 +107,7 @@ def check_membership(
             "keeps what this member must not forget"
         )
     path = Path(state)
-    return Membership(name, urls, election, lease, path.with_name(f"{path.name}.election"))
+    return Membership(name, urls, election, lease, lends, path.with_name(f"{path.name}.election"))
 
 
 def _check_urls(name: str, peers: Mapping[str, str]) -> dict[str, str]:

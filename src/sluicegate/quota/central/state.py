@@ -7,6 +7,9 @@ the leader stopped; nodes that were waiting ask again. Whether it leads is looke
 (`leads`), not noted by a timer: a process that was frozen for longer than its lease wakes up as a
 standby.
 
+The leader may lend services to other centrals (`lending`): those grant their services as if they
+led, in the leader's epoch and on its clock. `leads_service` says who grants what.
+
 The slots are those of the leader's clock. A central that does not lead follows them: a report
 of slot n is sent when slot n + 1 has begun, so of a node's reports the fastest one is the best
 sample of the leader's clock; of the samples of all nodes, the latest quarter is ignored, so that a
@@ -17,16 +20,60 @@ wrong clock has no effect. When it is elected it goes on with that clock, and th
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Protocol
 
 from sluicegate.quota.ledger.ledger import Ledger
 from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota
 
-__all__ = ["CentralState"]
+__all__ = ["CentralState", "Lending", "NoLending"]
 
 _ASSIGN_AT = 0.5  # of a slot
 _CLOCK_SAMPLES = 8  # of a node
 _CLOCK_NODES = 32
+
+
+class Lending(Protocol):
+    """Which services the leader has lent, and to whom. It is asked at each use."""
+
+    def is_lent(self, service: str) -> bool:
+        """Whether a service of the leader is led elsewhere."""
+
+    def borrowed(self) -> Collection[str]:
+        """The services that a central leads in this epoch though another is the leader."""
+
+    def keep(self, services: Iterable[str]) -> None:
+        """Nodes of the leader's need these services, which know the leader alone."""
+
+    @property
+    def service_leaders(self) -> dict[str, str]:
+        """Who leads which service, as far as is known here; empty: the leader leads all."""
+
+    def lead(self, epoch: int, *, is_elected: bool) -> None:
+        """This central leads in a new epoch: it was elected, or goes on."""
+
+    def follow(self) -> None:
+        """Another central leads, or none."""
+
+
+class NoLending:
+    """The leader leads all services."""
+
+    def is_lent(self, service: str) -> bool:
+        return False
+
+    def borrowed(self) -> Collection[str]:
+        return ()
+
+    def keep(self, services: Iterable[str]) -> None: ...
+
+    @property
+    def service_leaders(self) -> dict[str, str]:
+        return {}
+
+    def lead(self, epoch: int, *, is_elected: bool) -> None: ...
+
+    def follow(self) -> None: ...
 
 
 class CentralState:
@@ -47,6 +94,7 @@ class CentralState:
         self.name = name
         self.ledger = ledger
         self.epoch = 0
+        self.lending: Lending = NoLending()
         self._has_lease = has_lease
         self._is_elected = False
         self._offset = wall - now
@@ -82,7 +130,7 @@ class CentralState:
 
     def serve_due(self) -> float:
         """When those that wait for credit are to be served; infinite: nobody waits for us."""
-        return self.ledger.serve_due() - self._offset if self.leads else math.inf
+        return self.ledger.serve_due() - self._offset if self.grants else math.inf
 
     def _follow_clock(self, now: float, node: str, slot: int) -> None:
         samples = self._samples.pop(node, None) or deque(maxlen=_CLOCK_SAMPLES)
@@ -105,6 +153,17 @@ class CentralState:
         """Whether this central is the active one now."""
         return self._is_elected and self._has_lease()
 
+    @property
+    def grants(self) -> bool:
+        """Whether this central leads any service now, its own or a borrowed one."""
+        return self.leads or bool(self.lending.borrowed())
+
+    def leads_service(self, service: str) -> bool:
+        """Whether this central leads a service now."""
+        if self.leads:
+            return not self.lending.is_lent(service)
+        return service in self.lending.borrowed()
+
     def lead(self, now: float, epoch: int) -> None:
         """Become the active central. `epoch` must be higher than any before."""
         if epoch <= self.epoch:
@@ -125,15 +184,24 @@ class CentralState:
         self._latest.clear()
         self.ledger.drop_asks()
 
+    def take_services(self, now: float, services: Collection[str]) -> None:
+        """Lead these services, too: another central has led them so far."""
+        self.ledger.take_over(self.time(now), services)
+
     def announce(self, now: float) -> list[tuple[str, Quota]]:
         """A Quota without users for each live node: nothing is granted, but it says who leads.
 
         Nodes that have lost the leader before learn it in this message, and not in the next slot.
         """
-        if not self.leads:
+        if not self.grants:
             return []
         slot = self.slot(now)
-        quota = self._make_quota(now, slot, {}, whole=False)
+        services = {
+            service: ServiceQuota({}, self.ledger.newcomers(slot, service))
+            for service in self.ledger.services
+            if self.leads_service(service)
+        }
+        quota = self._make_quota(now, slot, services, whole=False)
         return [(node, quota) for node in self.ledger.live_nodes(slot)]
 
     # Messages
@@ -158,16 +226,23 @@ class CentralState:
         )
         answer: list[tuple[str, Ack | Quota]] = [(message.node, ack)]
         has_shares = was_live or message.epoch >= 0
-        if self.leads and not has_shares and self.ledger.is_live(message.node, slot):
+        if self.grants and not has_shares and self.ledger.is_live(message.node, slot):
             # A new node must not wait for the next assignment: it is told now who leads, and what
             # newcomers have, and can ask for the rest. One that has heard a leader has safe shares.
             answer.append((message.node, self._quota(now, slot, message.node)))
         return answer
 
     def _answer_ask(self, now: float, ask: Ask) -> list[tuple[str, Ack | Quota]]:
-        if not self.leads:
+        if not self.grants:
             return []
-        return [*self._amendments(now, self.ledger.ask(self.time(now), ask))]
+        led = {
+            service: users for service, users in ask.users.items() if self.leads_service(service)
+        }
+        answers = [*self._amendments(now, self.ledger.ask(self.time(now), ask._replace(users=led)))]
+        if len(led) < len(ask.users) and self.leads and not answers:
+            # Somebody else leads it, and will say so; this tells the node that the leader is there.
+            return [(ask.node, self._make_quota(now, self.slot(now), {}, whole=False))]
+        return [*answers]
 
     def _amendments(
         self, now: float, answers: dict[str, dict[str, ServiceQuota]]
@@ -209,7 +284,7 @@ class CentralState:
                 return []
             self._assignment_steps = None
             self._unsent = self.ledger.live_nodes(self._assigned)[::-1]
-        if not self.leads:
+        if not self.grants:
             self._unsent = []
         if not self._unsent:
             return []
@@ -221,7 +296,8 @@ class CentralState:
         return self._assignment_steps is not None or bool(self._unsent)
 
     def _quota(self, now: float, slot: int, node: str) -> Quota:
-        return self._make_quota(now, slot, self.ledger.quota(slot - 1, node), whole=True)
+        services = self.ledger.quota(slot - 1, node, self.leads_service)
+        return self._make_quota(now, slot, services, whole=True)
 
     def _make_quota(
         self, now: float, slot: int, services: dict[str, ServiceQuota], *, whole: bool

@@ -22,9 +22,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
-from sluicegate.election.paxos.wire import LARGEST_MESSAGE
 from sluicegate.errors import ConfigError, ProtocolError, Unavailable, reason_of
 from sluicegate.quota.central.leadership import EpochFloor
+from sluicegate.quota.central.lending.messages import Borrow, Lend
 from sluicegate.quota.central.member import paxos_lease, peer_tls
 from sluicegate.quota.central.membership import PAXOS, check_membership
 from sluicegate.quota.central.net.connection import (
@@ -37,6 +37,7 @@ from sluicegate.quota.central.net.handshake import Handshake, check_handshake
 from sluicegate.quota.central.net.peer_link import PeerOptions
 from sluicegate.quota.central.net.peer_stream import PeerStream
 from sluicegate.quota.central.net.peer_transport import PeerTransport
+from sluicegate.quota.central.net.peer_wire import LARGEST_PEER_MESSAGE, PeerMessage
 from sluicegate.quota.central.net.tokens import Tokens, is_loopback
 from sluicegate.quota.central.server_socket import parse_address, tls_context
 
@@ -82,6 +83,7 @@ class Witness:
         tls = peer_tls(membership, None if peer_ca is None else str(peer_ca))
         self._transport = PeerTransport(membership.peers, PeerOptions(name, peer_token, tls))
         self._election = paxos_lease(membership, self._transport, EpochFloor(), is_candidate=False)
+        self._transport.receive = self._receive
         self._server: Server | None = None
 
     def __repr__(self) -> str:
@@ -106,7 +108,7 @@ class Witness:
                 select_subprotocol=lambda _, asked: PEER if PEER in asked else None,  # type: ignore[arg-type,return-value]
                 process_request=_answer_http,
                 compression=None,
-                max_size=LARGEST_MESSAGE,
+                max_size=LARGEST_PEER_MESSAGE,
                 ping_interval=_PING_INTERVAL,
                 ping_timeout=_PING_TIMEOUT,
                 close_timeout=_CLOSE_TIMEOUT,
@@ -153,6 +155,11 @@ class Witness:
         async with self:
             started(self)
             await stop.wait()
+
+    def _receive(self, peer: str, message: PeerMessage) -> None:
+        if isinstance(message, Borrow | Lend):
+            raise ProtocolError("a witness leads no service")
+        self._election.receive(peer, message)
 
     async def _serve_peer(self, connection: ServerConnection) -> None:
         """Serve one connection that a peer has opened, or say why not."""

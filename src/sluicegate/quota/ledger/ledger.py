@@ -16,7 +16,7 @@ Limits may change at any time (`set_limits`); they take effect with the next ass
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain, islice
 from operator import attrgetter, itemgetter
@@ -213,8 +213,10 @@ class Ledger:
         self._is_restored = False
         self._expect_nodes(slot, slot)
 
-    def take_over(self, time: float) -> None:
+    def take_over(self, time: float, services: Collection[str] | None = None) -> None:
         """Grant from now on, at `time` in seconds: nodes have followed another leader so far.
+
+        `services`: only these are taken over; the others are led here already, or elsewhere.
 
         What they have spent since their last reports is not known here yet. Until a node tells, it
         is taken to have lived on its safe share, as after an outage: the refill of that time finds
@@ -227,15 +229,18 @@ class Ledger:
         if slot >= max(self._first, self._nodes.resumed_at) + self._reconnect_slots:
             self._finish()
             self._stood_still = False
-            self._expect_nodes(slot, time / self.slot_seconds)
+            self._expect_nodes(slot, time / self.slot_seconds, services)
 
-    def _expect_nodes(self, slot: int, time: float) -> None:
+    def _expect_nodes(
+        self, slot: int, time: float, services: Collection[str] | None = None
+    ) -> None:
         """Take it that nodes live on their safe shares until they tell, in `slot` and at `time`."""
         since = self._assigned - NODE_TIMEOUT_SLOTS + 1
         self._nodes.resume(since, slot, slot + self._reconnect_slots)
         self._assigned = max(self._assigned, slot - 1)
-        for service_ledger in self._service_ledgers.values():
-            service_ledger.resume(slot, time)
+        for name, service_ledger in self._service_ledgers.items():
+            if services is None or name in services:
+                service_ledger.resume(slot, time)
 
     def _change_limits(self, slot: int) -> Iterator[None]:
         """Bring the next limits into all buckets, some at a time."""
@@ -562,13 +567,20 @@ class Ledger:
             self._nodes.remove(node)
             del self._known[node]
 
-    def quota(self, slot: int, node: str) -> dict[str, ServiceQuota]:
-        """What `node` may let through in the slot after `slot`, by service."""
+    def quota(
+        self, slot: int, node: str, leads: Callable[[str], bool] = lambda service: True
+    ) -> dict[str, ServiceQuota]:
+        """What `node` may let through in the slot after `slot`, by service, of those led here."""
         count = self.nodes(slot)
         return {
             name: ServiceQuota(self._shares(name, slot, node), self._table.newcomers(name, count))
             for name in self._services
+            if leads(name)
         }
+
+    def newcomers(self, slot: int, service: str) -> dict[str, float]:
+        """What a node may let through for a user that it has not heard of."""
+        return self._table.newcomers(service, self.nodes(slot))
 
     def _shares(self, name: str, slot: int, node: str) -> Shares:
         service = self._services[name]

@@ -94,7 +94,7 @@ class ReporterThread:
         self._reporter: Reporter | None = None
         self._links: dict[str, Link] = {}
         self._freshness: FreshnessTracker | None = None
-        # Services without limits, by the leader's last whole Quota.
+        # Services without limits, by the last whole Quota of each one's leader.
         self._unlimited: frozenset[str] = frozenset()
         self._has_left = False
         self._selector = selectors.EpollSelector()
@@ -200,7 +200,7 @@ class ReporterThread:
             if isinstance(message, Quota):
                 freshness.receive(now, message)
                 if message.whole and message.epoch == reporter.epoch:
-                    self._log_unlimited_services(message)
+                    self._log_unlimited_services(message, reporter.leader_of)
                 if reporter.due(now) < self._sleeps_until - MIN_SLEEP:  # credit to give back
                     self._has_work.set()
 
@@ -243,11 +243,17 @@ class ReporterThread:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    def _log_unlimited_services(self, quota: Quota) -> None:
+    def _log_unlimited_services(self, quota: Quota, leader_of: Callable[[str], str | None]) -> None:
         """Log the services that have lost their limits, never had any, or have got them."""
         before = self._unlimited
         self._unlimited = frozenset(
-            service for service in self._services if not _has_limits(quota.services.get(service))
+            service
+            for service in self._services
+            if (
+                not _has_limits(quota.services.get(service))
+                if leader_of(service) == quota.central
+                else service in before
+            )
         )
         if self._unlimited == before:
             return
@@ -318,6 +324,7 @@ class ReporterThread:
             slot=known.slot,
             epoch=known.epoch,
             leader=known.leader,
+            leaders=known.leaders,
             nodes=known.nodes,
             quota_age=known.quota_age,
             users=known.users,

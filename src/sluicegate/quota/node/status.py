@@ -71,6 +71,7 @@ class EndNodeStatus:
     slot: int | None = None
     epoch: int = -1
     leader: str | None = None
+    leaders: dict[str, str] = field(default_factory=dict)  # of services that others lead for it
     nodes: int = 0  # that share the limits
     quota_age: int | None = None  # of the newest quota, in slots
     users: dict[str, dict[str, int]] = field(default_factory=dict)  # service, state: how many

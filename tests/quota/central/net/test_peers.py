@@ -19,7 +19,7 @@ from sluicegate.election.paxos.messages import (
     Promise,
     Release,
 )
-from sluicegate.election.paxos.wire import LARGEST_MESSAGE, encode
+from sluicegate.election.paxos.wire import encode
 from sluicegate.errors import ProtocolError
 from sluicegate.quota import Central
 from sluicegate.quota.backoff import Backoff
@@ -27,6 +27,7 @@ from sluicegate.quota.central.net.connection import PEER
 from sluicegate.quota.central.net.peer_link import PeerLink, PeerOptions
 from sluicegate.quota.central.net.peer_session import peer_session_factory
 from sluicegate.quota.central.net.peer_transport import PeerTransport
+from sluicegate.quota.central.net.peer_wire import LARGEST_PEER_MESSAGE
 from tests.harness.central import V1Node, closed_with, get, running, slot_of
 from tests.harness.certificate import make_certificate
 from tests.harness.waits import PATIENCE, wait_for, wait_until
@@ -187,7 +188,7 @@ def test_a_central_without_an_election_serves_no_peers() -> None:
         (encode(Prepare(BALLOT, 2.0)), 1007, "expected a text frame"),
         (encode(Accepted(BALLOT)).decode(), 1007, "expected a proposal, got Accepted"),
         (encode(Release(Ballot(1, 7, "c"))).decode(), 1007, "a ballot of another"),
-        ("[" * (LARGEST_MESSAGE + 1), 1009, ""),
+        ("[" * (LARGEST_PEER_MESSAGE + 1), 1009, ""),
     ],
 )
 def test_a_bad_frame_ends_its_own_connection_with_a_reason(

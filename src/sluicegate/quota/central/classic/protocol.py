@@ -80,6 +80,7 @@ class ClassicReportHandler:
         yield
         ledger = self._state.ledger
         slot = self._state.slot(now)
+        self._state.lending.keep((*consumption, *rejection))
         try:
             yield from ledger.resolve_classic_names(slot, consumption, rejection)
             ledger.book_classic(slot, node, sent_in, consumption, rejection)

@@ -89,6 +89,7 @@ class _Api:
                 "epoch": state.epoch,
                 "leader": registry.leadership.leader,
                 "leader_url": registry.leadership.leader_url,
+                "service_leaders": registry.leadership.service_leaders,
                 "peers": [
                     {"name": peer.name, "url": peer.url, "connected": peer.is_connected}
                     for peer in registry.leadership.peers

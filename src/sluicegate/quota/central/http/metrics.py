@@ -167,6 +167,14 @@ class CentralMetrics:
         yield info
         yield _gauge("leads", "1 if active, 0 if standby", state.leads)
         yield _gauge("epoch", "epoch of the leadership", state.epoch)
+        led = GaugeMetricFamily(
+            f"{_PREFIX}leads_service",
+            "1 if it leads the service, 0 if another central does, by what it knows",
+            labels=["service"],
+        )
+        for service in ledger.services:
+            led.add_metric([service], state.leads_service(service))
+        yield led
         warm = registry.warm_up.is_warm(now)
         yield _gauge("warm", "1 if it knows enough of the fleet to take over without a seam", warm)
         yield _counter("elections", "how often it became active", registry.leadership.wins)

@@ -235,6 +235,7 @@ _SCHEMAS: _Json = {
             "epoch": {"type": "integer"},
             "leader": _or_null("string"),
             "leader_url": _or_null("string"),
+            "service_leaders": {"type": "object", "additionalProperties": {"type": "string"}},
             "peers": _list_of("Peer"),
             "warm": {"type": "boolean"},
             "state_source": _TEXT,

@@ -15,12 +15,11 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.typing import Subprotocol
 
-from sluicegate.election.paxos.messages import Message
-from sluicegate.election.paxos.wire import LARGEST_MESSAGE
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.backoff import Backoff
 from sluicegate.quota.central.net.connection import PEER
 from sluicegate.quota.central.net.peer_stream import PeerStream
+from sluicegate.quota.central.net.peer_wire import LARGEST_PEER_MESSAGE, PeerMessage
 
 __all__ = ["PeerLink", "PeerOptions"]
 
@@ -59,7 +58,7 @@ class PeerLink:
         peer: str,
         url: str,
         options: PeerOptions,
-        receive: Callable[[str, Message], None],
+        receive: Callable[[str, PeerMessage], None],
         backoff: Backoff | None = None,
     ) -> None:
         self.peer = peer
@@ -77,7 +76,7 @@ class PeerLink:
     def is_connected(self) -> bool:
         return self._stream is not None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: PeerMessage) -> None:
         """Send a message, or drop it."""
         if self._stream is not None:
             self._stream.send(message)
@@ -124,7 +123,7 @@ class PeerLink:
             ping_interval=_PING_INTERVAL,
             ping_timeout=_PING_TIMEOUT,
             close_timeout=_CLOSE_TIMEOUT,
-            max_size=LARGEST_MESSAGE,
+            max_size=LARGEST_PEER_MESSAGE,
             ssl=options.tls if self.url.startswith("wss:") else None,
         ) as connection:
             if connection.subprotocol != PEER:

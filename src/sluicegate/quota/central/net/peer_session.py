@@ -5,12 +5,15 @@ Its proposals come in here, and the answers go back. A bad frame ends this conne
 
 from collections.abc import Callable
 
-from sluicegate.election.paxos.messages import Message
-from sluicegate.election.paxos.wire import LARGEST_MESSAGE, encode
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.central.net.connection import CloseReason, Connection
-from sluicegate.quota.central.net.peer_stream import read_message
 from sluicegate.quota.central.net.peer_transport import PeerTransport
+from sluicegate.quota.central.net.peer_wire import (
+    LARGEST_PEER_MESSAGE,
+    PeerMessage,
+    read_message,
+    write_message,
+)
 from sluicegate.quota.central.net.registry import ConnectionRegistry, OpenSession
 from sluicegate.quota.central.net.websocket import NodeSocket, Session, Work
 
@@ -48,19 +51,19 @@ class PeerSession:
         self,
         socket: NodeSocket,
         connection: Connection,
-        receive: Callable[[Message], None],
+        receive: Callable[[PeerMessage], None],
         on_lost: Callable[[], None],
     ) -> None:
         self.connection = connection
         self._socket = socket
         self._receive = receive
         self._on_lost = on_lost
-        socket.limit_frames(LARGEST_MESSAGE)
+        socket.limit_frames(LARGEST_PEER_MESSAGE)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: PeerMessage) -> None:
         """Send a message; drop it if the peer does not read."""
         if self._socket.is_writable:
-            self._socket.send_text(encode(message))
+            self._socket.send_text(write_message(message))
 
     def close(self, close_reason: CloseReason) -> None:
         self._socket.close(close_reason)

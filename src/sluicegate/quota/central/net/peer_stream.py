@@ -1,7 +1,7 @@
-"""`PeerStream`: messages of the election on one websocket of the `websockets` library.
+"""`PeerStream`: messages between two centrals on one websocket of the `websockets` library.
 
-Frames are text, one message each, of a few kilobytes at most. Sending never waits: what does not
-fit into the queue is dropped, which the election takes for a loss.
+Frames are text, one message each, of some kilobytes at most. Sending never waits: what does not
+fit into the queue is dropped, which is a loss to its sender.
 """
 
 import asyncio
@@ -11,30 +11,13 @@ from collections.abc import Callable
 from websockets.asyncio.connection import Connection as WebsocketConnection
 from websockets.exceptions import ConnectionClosed
 
-from sluicegate.election.paxos.messages import Accepted, Message, Promise, Reject
-from sluicegate.election.paxos.wire import decode, encode
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.central.net.connection import CloseReason, truncate_reason
+from sluicegate.quota.central.net.peer_wire import PeerMessage, read_message, write_message
 
-__all__ = ["PeerStream", "is_answer", "read_message"]
+__all__ = ["PeerStream"]
 
 _MAX_QUEUED = 64
-
-
-def is_answer(message: Message) -> bool:
-    """Whether it answers a proposal, and goes back over the connection of the proposer."""
-    return isinstance(message, Promise | Reject | Accepted)
-
-
-def read_message(frame: bytes | str, *, wants_answer: bool) -> Message:
-    """The message in a frame; ProtocolError if there is none, or it does not belong here."""
-    if not isinstance(frame, str):
-        raise ProtocolError("expected a text frame, got a binary one")
-    message = decode(frame.encode())
-    if is_answer(message) != wants_answer:
-        wanted = "an answer" if wants_answer else "a proposal"
-        raise ProtocolError(f"expected {wanted}, got {type(message).__name__}")
-    return message
 
 
 class PeerStream:
@@ -43,18 +26,18 @@ class PeerStream:
     def __init__(
         self,
         connection: WebsocketConnection,
-        receive: Callable[[Message], None],
+        receive: Callable[[PeerMessage], None],
         *,
         wants_answer: bool,
     ) -> None:
         self._connection = connection
         self._receive = receive
         self._wants_answer = wants_answer
-        self._queue: deque[Message] = deque()
+        self._queue: deque[PeerMessage] = deque()
         self._has_queued = asyncio.Event()
         self._close_reason: CloseReason | None = None
 
-    def send(self, message: Message) -> None:
+    def send(self, message: PeerMessage) -> None:
         """Queue a message, or drop it."""
         if len(self._queue) < _MAX_QUEUED:
             self._queue.append(message)
@@ -85,7 +68,7 @@ class PeerStream:
                 await self._has_queued.wait()
                 self._has_queued.clear()
                 while self._queue:
-                    await self._connection.send(encode(self._queue.popleft()).decode())
+                    await self._connection.send(write_message(self._queue.popleft()).decode())
                 if self._close_reason is not None:
                     await self._close(self._close_reason)
         except ConnectionClosed:

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from sluicegate.election.paxos.messages import Message
 from sluicegate.quota.central.net.connection import CloseReason
 from sluicegate.quota.central.net.peer_link import PeerLink, PeerOptions
-from sluicegate.quota.central.net.peer_stream import is_answer
+from sluicegate.quota.central.net.peer_wire import PeerMessage, is_answer
 
 __all__ = ["AcceptedPeer", "PeerTransport"]
 
@@ -21,7 +20,7 @@ __all__ = ["AcceptedPeer", "PeerTransport"]
 class AcceptedPeer(Protocol):
     """A connection that a peer has opened."""
 
-    def send(self, message: Message) -> None:
+    def send(self, message: PeerMessage) -> None:
         """Send a message, or drop it."""
 
     def close(self, close_reason: CloseReason) -> None:
@@ -39,7 +38,7 @@ class PeerTransport:
             peer: PeerLink(peer, url, options, lambda *got: self.receive(*got))
             for peer, url in peers.items()
         }
-        self.receive: Callable[[str, Message], None] = _drop
+        self.receive: Callable[[str, PeerMessage], None] = _drop
         self._accepted: dict[str, AcceptedPeer] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -56,7 +55,12 @@ class PeerTransport:
         self._tasks = []
         await asyncio.sleep(0)  # a connection that was being made is closed in the next turn
 
-    def send(self, peer: str, message: Message) -> None:
+    @property
+    def connected(self) -> list[str]:
+        """The peers to which there is a link now."""
+        return [peer for peer, link in self.links.items() if link.is_connected]
+
+    def send(self, peer: str, message: PeerMessage) -> None:
         """Send a message, or drop it; neither waits nor raises."""
         way = self._accepted.get(peer) if is_answer(message) else self.links.get(peer)
         if way is not None:
@@ -82,5 +86,5 @@ class PeerTransport:
             del self._accepted[peer]
 
 
-def _drop(peer: str, message: Message) -> None:
+def _drop(peer: str, message: PeerMessage) -> None:
     """The election has not begun."""

@@ -212,12 +212,12 @@ class ConnectionRegistry:
         return self.state.ledger.is_outlived(message.node, message.boot)
 
     def may_send(self, quota: Quota) -> bool:
-        """Whether this central leads at this moment, in the epoch of the quota.
+        """Whether this central leads at this moment, all or some services, in the quota's epoch.
 
         To be asked last, right before it is sent: it may have waited, or the process may have been
         frozen since it was made.
         """
-        return self.state.leads and quota.epoch == self.state.epoch
+        return self.state.grants and quota.epoch == self.state.epoch
 
     def deliver(self, messages: Iterable[tuple[str, Ack | Quota]]) -> None:
         """Send each message to its node, if it is connected."""

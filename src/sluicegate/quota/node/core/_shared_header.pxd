@@ -31,12 +31,12 @@ cdef struct Published:
     uint32_t generation
     uint32_t slot_frozen     # windows go on, but the slot does not: the leader's clock went back
     uint32_t nodes
-    double alone_since       # no leader is heard since then; below 0: one is
     double lead_seconds      # how long credit takes to come: a round trip and a frame interval
     double wait_seconds      # how long a request may wait for an answer of the leader
     double retry_seconds     # after which an ask is made again
     uint64_t known_services  # bit n: `newcomers[n]` is set
     DefaultShares[MAX_SERVICES] newcomers
+    double[MAX_SERVICES] alone_since  # the service's leader is not heard since then; below 0: it is
 
 cdef struct AskEntry:
     uint64_t ticket          # its number + 1 when it is complete
@@ -107,9 +107,9 @@ cdef inline int resource_number(SharedHeader header, object name, int place) exc
     return header._remember_resource(name, place)
 
 
-cdef inline void read_window(SharedHeader header, WindowInfo *window) noexcept:
-    """Fill in the window, slot, generation and limits version in effect at `window.time`."""
-    read(header, 0, window, False)
+cdef inline void read_window(SharedHeader header, int service, WindowInfo *window) noexcept:
+    """Fill in what is in effect for a service at `window.time`, but for its `defaults`."""
+    read(header, service, window, False)
 
 
 cdef inline void read_defaults(SharedHeader header, int service, WindowInfo *window) noexcept:
@@ -139,7 +139,7 @@ cdef inline void read(SharedHeader header, int service, WindowInfo *window, bint
         window.generation = published.generation
         window.version = published.version
         window.epoch = published.epoch
-        window.alone_since = published.alone_since
+        window.alone_since = published.alone_since[service]
         if more > SILENT_WINDOWS and window.alone_since < 0.0:
             window.alone_since = published.end  # the reporter stands still, and with it all news of the leader
         window.lead_seconds = published.lead_seconds

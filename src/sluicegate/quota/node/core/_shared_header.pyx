@@ -33,7 +33,7 @@ from sluicegate.shm.file import MAGIC, SharedFile, is_foreign
 __all__ = ["SharedHeader"]
 
 cdef enum:
-    VERSION = 5
+    VERSION = 6
     MAX_ASK_RETRIES = 3  # looks at an ask that is half written, before it is given up
 
 
@@ -188,9 +188,12 @@ cdef class SharedHeader:
 
     def publish(
         self, *, version, begin, end, slot, epoch, window, generation, slot_frozen, nodes, alone_since, lead_seconds,
-        wait_seconds, retry_seconds, newcomers
+        wait_seconds, retry_seconds, newcomers, alone_services
     ):
-        """Publish what holds for all users from now on. `newcomers` are their shares by service."""
+        """Publish what holds for all users from now on.
+
+        By service: `newcomers` are their shares; `alone_services`, where another time than `alone_since` holds.
+        """
         cdef uint64_t publications = load(&self.memory.publications) + 1
         cdef Published *published = &self.memory.published[publications & 1]
         cdef int service
@@ -203,7 +206,6 @@ cdef class SharedHeader:
         published.generation = generation
         published.slot_frozen = slot_frozen
         published.nodes = nodes
-        published.alone_since = alone_since
         published.lead_seconds = lead_seconds
         published.wait_seconds = wait_seconds
         published.retry_seconds = retry_seconds
@@ -213,6 +215,12 @@ cdef class SharedHeader:
             if shares and service >= 0:  # the others are not served here
                 published.known_services |= <uint64_t> 1 << service
                 self.fill_defaults(&published.newcomers[service], shares)
+        for service in range(MAX_SERVICES):
+            published.alone_since[service] = alone_since
+        for name, since in alone_services.items():
+            service = self.known_service(name)
+            if service >= 0:
+                published.alone_since[service] = since
         before_writes()
         store(&self.memory.publications, publications)
 
@@ -244,7 +252,7 @@ cdef class SharedHeader:
     def wait_seconds(self):
         """How long a request may wait for an answer of the leader; 0 while none is heard."""
         cdef Published *published = &self.memory.published[load(&self.memory.publications) & 1]
-        return 0.0 if published.epoch < 0 or published.alone_since >= 0.0 else published.wait_seconds
+        return 0.0 if published.epoch < 0 else published.wait_seconds
 
     # Requests that wait
 
@@ -354,6 +362,7 @@ def _fill(descriptor, fingerprint, boot_id, double now, double wall, double slot
     cdef bytes packed = bytes(sizeof(HeaderLayout))
     cdef HeaderLayout *memory = <HeaderLayout *> <char *> packed
     cdef Published *published = &memory.published[0]
+    cdef int service
     memcpy(memory.magic, <const char *> (<bytes> MAGIC), 8)
     memory.version = VERSION
     memory.boot = max(1, int(wall * 1000))
@@ -365,7 +374,8 @@ def _fill(descriptor, fingerprint, boot_id, double now, double wall, double slot
     published.epoch = memory.settled_slot = -1
     published.window = 2
     published.generation = 1
-    published.alone_since = now
+    for service in range(MAX_SERVICES):
+        published.alone_since[service] = now
     published.retry_seconds = 0.3
     published.lead_seconds = 0.1
     memory.resources = 1  # number 0 is the beginnings of requests

@@ -174,7 +174,7 @@ cdef class UserTable:
         """The slot that requests are counted in, which of the host's windows it is, its begin and end."""
         cdef WindowInfo window
         set_time(&window, time)
-        read_window(self.header, &window)
+        read_window(self.header, 0, &window)
         return window.slot, window.number, window.begin, window.end
 
     # A request begins, and ends
@@ -462,7 +462,7 @@ cdef class UserTable:
         cdef ResourceCell *cells = <ResourceCell *> (snapshot.payload + USER_WORDS)
         window.user_fraction = -1.0
         while True:
-            read_window(self.header, window)
+            read_window(self.header, <int> key.namespace, window)
             self.table.find(key, snapshot)
             if snapshot.found >= 0 and record.generation == window.generation and record.window >= window.number:
                 if record.window == window.number or not window.is_coarse:

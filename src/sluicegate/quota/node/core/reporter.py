@@ -11,6 +11,11 @@ too, when the leader recalls it because others wait.
 While the connection to the leader is lost, and when the leader does not answer an ask, or sends
 nothing for two slots, the host is *alone*: users live on their safe shares until it is heard again.
 
+The leader may have given services to other centrals (`--lead per-service`). The slots are those of
+the leader, which says in its Acks that it leads. A service is led by the central that has listed it
+in a Quota of this epoch, and by the leader if none has. Asks go there, and when that central is
+away, the host is alone with this service only.
+
 All processes of a host count in one shared memory (`UserTable`); one of them has this object and
 talks to the centrals. It writes the leader's clock and quotas into the memory and collects the
 totals from it. Beyond the memory it knows which central has acknowledged what. When its process
@@ -45,6 +50,7 @@ from sluicegate.quota.node.core._apply_quota import (
 from sluicegate.quota.node.core._report_tracker import ReportTracker, UserTotals
 from sluicegate.quota.node.core._scan import collect, count_states
 from sluicegate.quota.node.core._user_table import UserTable
+from sluicegate.quota.node.core.leading_central import LeadingCentral
 from sluicegate.quota.node.core.slot_clock import SlotClock
 from sluicegate.quota.stable_hash import hash_fraction
 
@@ -61,16 +67,11 @@ _MAX_FROZEN_SLOTS = 60
 # The largest valid time, in seconds: sums with it are exact to a millisecond.
 _MAX_TIME = 1e12
 _RECEIVABLE = (Ack, Quota)
-# Between two asks, until the leader says otherwise.
-_INTERVAL = 0.05
 # A user gives credit back after so long without a request, and the last request's worth after this.
 _IDLE_SECONDS = 0.1
 _KEPT_SECONDS = 30.0
 # Users whose credit is looked at in one go.
 _MAX_CHECKS = 2000
-# A leader that has answered no ask for so long, or has sent nothing for so many slots, is away.
-_SILENT_SECONDS = 0.25
-_SILENT_SLOTS = 2.25
 # Three round trips and an interval are what an answer takes; processes are late by a little more.
 _WAIT_SLACK = 0.02
 _MIN_WAIT, _MAX_WAIT = 0.05, 0.3
@@ -87,6 +88,7 @@ class NodeStatus:
     slot: int
     epoch: int  # of the highest leadership seen; -1: none yet
     leader: str | None
+    leaders: dict[str, str]  # of services that another central than the leader leads
     nodes: int  # that share the limits, as the leader said last
     quota_slot: int | None  # of the newest Quota in use
     quota_age: int | None  # in slots: 0 is fresh
@@ -127,26 +129,29 @@ class Reporter:
         offset = self._slot * user_table.slot_seconds - self._window_begin
         self._clock = SlotClock(user_table.slot_seconds, now=now, wall=now + offset)
         self._leader: str | None = None
+        self._service_leaders: dict[str, str] = {}  # as Quotas of this epoch say
+        alone_since = now if self._epoch < 0 else -1.0
+        # None: whoever leads, while that is not known.
+        self._leading: dict[str | None, LeadingCentral] = {
+            central: LeadingCentral(user_table.slot_seconds, now, alone_since)
+            for central in (None, *self._centrals)
+        }
         self._generation: int = published["generation"]
         self._reported_window = -1  # the last window with a report
         self._collected_window = 0  # the window up to which changes have been looked for
         self._pending_reports: list[tuple[str, Report]] = []  # the next ones, until they are due
         self._report_delay = hash_fraction(user_table.node_id) * _SPREAD * user_table.slot_seconds
         self._version: int | None = None  # of the limits; None: no Quota yet
-        self._newest = (-1, -math.inf)  # (epoch, time) of the newest Quota
         self._newcomers: dict[str, dict[str, float]] = {}  # by service
         self._nodes = 0
         self._quota_slot: int | None = None  # of the newest whole Quota
 
-        self._interval = _INTERVAL
+        self._set_in_use()
         self._asked_at = -math.inf  # when the last Ask was made
         self._asking: dict[_User, None] = {}  # the next Ask tells of them
         self._returning: dict[_User, UserAsk] = {}  # they have given back, and it is not told yet
         self._checks: list[tuple[float, str, str]] = []  # when to look for credit to give back
         self._checked: set[_User] = set()  # those in `_checks`
-        self._heard_at = now  # the last message of the leader
-        self._unanswered_since: float | None = None  # the first Ask since then
-        self._alone_since = now if self._epoch < 0 else -1.0
 
     # The slot
 
@@ -154,34 +159,51 @@ class Reporter:
         """Begin a new window if it is time for one. All other calls do so first."""
         if now >= self._window_end:
             self._begin_window(now)
-        if self._alone_since < 0.0 and now >= self._silent_at():
-            self._go_alone(self._heard_at)
+        if now >= self._silent_at:
+            for central in self._in_use:
+                if now >= central.silent_at(self._retry_seconds()):
+                    central.go_away(central.heard_at)
+            self._set_silent_at()
+            self._publish_header()
 
     def lose_connection(self, now: float, central: str) -> None:
-        """The connection to `central` has ended. If that is the leader, it is away from now on."""
+        """The connection to `central` has ended. What it leads is without a leader from now on."""
         self.advance_to(now)
-        if central == self._leader and self._alone_since < 0.0:
-            self._go_alone(now)
+        lost = self._leading.get(central)
+        if lost is not None and lost in self._in_use and lost.is_heard:
+            lost.go_away(now)
+            self._set_silent_at()
+            self._publish_header()
 
-    def _go_alone(self, since: float) -> None:
-        """The leader is away: since the first ask that it has not answered, or else `since`."""
-        unanswered = self._unanswered_since
-        self._alone_since = since if unanswered is None else unanswered
-        self._publish_header()
+    def leader_of(self, service: str) -> str | None:
+        """The central that leads a service; None: it is not known."""
+        return self._service_leaders.get(service, self._leader)
 
-    def _silent_at(self) -> float:
-        """When to take it that the leader is away, if nothing is heard until then."""
-        silent = self._heard_at + _SILENT_SLOTS * self._user_table.slot_seconds
-        if self._unanswered_since is None:
-            return silent
-        return min(silent, self._unanswered_since + max(_SILENT_SECONDS, self._retry_seconds()))
+    def _hear(self, now: float, central: str, epoch: int, *, leads: bool) -> None:
+        """`central` leads in `epoch`: everything, or at least some service."""
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._leader = None
+            self._service_leaders = {}
+        if leads or self._leader is None:
+            self._leader = central
+        self._leading[central].hear(now)
 
-    def _hear_leader(self, now: float, central: str, epoch: int) -> None:
-        self._epoch = epoch
-        self._leader = central
-        self._heard_at = now
-        self._unanswered_since = None
-        self._alone_since = -1.0
+    def _set_in_use(self) -> None:
+        """Who leads may have changed, or how often to ask."""
+        used = {self._leader, *self._service_leaders.values()}
+        self._in_use = [self._leading[central] for central in used]
+        self._interval = max(central.interval for central in self._in_use)
+        self._set_silent_at()
+
+    def _set_silent_at(self) -> None:
+        retry_seconds = self._retry_seconds()
+        self._silent_at = min(central.silent_at(retry_seconds) for central in self._in_use)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no leader is heard."""
+        return self._silent_at == math.inf
 
     def _lead_seconds(self) -> float:
         """How long credit takes to come, from the request that needs it."""
@@ -236,6 +258,7 @@ class Reporter:
         """Publish what holds for all users to all processes of the host."""
         self._generation = (self._generation + 1) % (1 << 32)
         wait = 3.0 * self._clock.round_trip + self._interval + _WAIT_SLACK
+        alone_since = self._leading[self._leader].alone_since
         self._header.publish(
             version=_stored_version(self._version),
             begin=self._window_begin,
@@ -246,11 +269,15 @@ class Reporter:
             generation=self._generation,
             slot_frozen=self._window_end < self._clock.begin(self._slot + 1),
             nodes=self._nodes,
-            alone_since=self._alone_since,
+            alone_since=alone_since,
             lead_seconds=self._lead_seconds(),
-            wait_seconds=min(max(wait, _MIN_WAIT), _MAX_WAIT),
+            wait_seconds=0.0 if self._is_alone else min(max(wait, _MIN_WAIT), _MAX_WAIT),
             retry_seconds=self._retry_seconds(),
             newcomers=self._newcomers,
+            alone_services={
+                service: self._leading[central].alone_since
+                for service, central in self._service_leaders.items()
+            },
         )
 
     # Messages from centrals
@@ -277,7 +304,8 @@ class Reporter:
             return
         leads = ack.leads and ack.epoch >= self._epoch
         if leads:
-            self._hear_leader(now, central, ack.epoch)
+            self._hear(now, central, ack.epoch, leads=True)
+            self._set_in_use()
             if ack.sent <= now:
                 self._clock.sample(ack.epoch, sent=ack.sent, time=ack.time, received=now)
                 self._follow_leader_clock(now)
@@ -287,29 +315,25 @@ class Reporter:
     def _receive_quota(self, now: float, central: str, quota: Quota) -> None:
         if quota.epoch < self._epoch:
             return
-        was_alone = self._alone_since >= 0.0
-        self._hear_leader(now, central, quota.epoch)
-        self._clock.hint(quota.epoch, time=quota.time, received=now)
-        self._follow_leader_clock(now)
-        stamp = (quota.epoch, quota.time)
-        is_newest = stamp >= self._newest
-        if not is_newest and quota.version != self._version:
-            return  # it was overtaken by one with other limits
-        is_news = was_alone or quota.interval != self._interval
+        self._hear(now, central, quota.epoch, leads=False)
+        for service in quota.services:
+            self._service_leaders[service] = central
+        leading = self._leading[central]
+        is_newest = (quota.epoch, quota.time) >= leading.newest
         if is_newest:
-            self._newest = stamp
+            leading.newest = (quota.epoch, quota.time)
+            leading.interval = quota.interval
             self._nodes = quota.nodes
-            self._interval = quota.interval
-            is_news = is_news or quota.version != self._version
             self._version = quota.version
             for service, part in quota.services.items():
-                if self._newcomers.get(service) != part.newcomers:
-                    self._newcomers[service] = part.newcomers
-                    is_news = True
+                self._newcomers[service] = part.newcomers
+        self._set_in_use()
+        self._clock.hint(quota.epoch, time=quota.time, received=now)
+        self._follow_leader_clock(now)
+        if not is_newest and quota.version != self._version:
+            return  # it was overtaken by one with other limits
         if quota.whole:
             self._quota_slot = max(self._quota_slot or 0, quota.slot)
-        if is_news:
-            self._publish_header()
         self._apply_quota(now, quota)
 
     def _apply_quota(self, now: float, quota: Quota) -> None:
@@ -352,6 +376,9 @@ class Reporter:
                 return
             _, service, user = heappop(self._checks)
             self._checked.discard((service, user))
+            if not self._leading[self.leader_of(service)].is_heard:
+                self._check_at(now + self._user_table.slot_seconds, service, user)
+                continue
             again = self._return_credit(now, service, user)
             if again is not None:
                 self._check_at(again, service, user)
@@ -383,34 +410,36 @@ class Reporter:
             messages.extend((to, report._replace(sent=now)) for to, report in self._pending_reports)
             self._pending_reports = []
             self._forget_idle_users(now)
-        if self._alone_since < 0.0:
+        if not self._is_alone:
             self._check_credit(now)
         for asking in self._header.take_asks():
             self._asking[asking] = None
         if now >= self._asked_at + self._interval and (self._asking or self._returning):
             self._asked_at = now
-            users = self._take_asks(now)
-            ask = Ask(self._user_table.node_id, self.boot, now, users)
-            asked = self._centrals if self._leader is None else (self._leader,)
-            messages.extend((central, ask) for central in asked)
-            # One that only tells something is not answered.
-            if self._unanswered_since is None and any(
-                each.requests for asks in users.values() for each in asks.values()
-            ):
-                self._unanswered_since = now
+            for leader, users in self._take_asks(now).items():
+                ask = Ask(self._user_table.node_id, self.boot, now, users)
+                asked = self._centrals if leader is None else (leader,)
+                messages.extend((central, ask) for central in asked)
+                # One that only tells something is not answered.
+                if any(each.requests for asks in users.values() for each in asks.values()):
+                    self._leading[leader].ask(now)
             self._asking = {}
+            self._set_silent_at()
         return messages
 
-    def _take_asks(self, now: float) -> dict[str, dict[str, UserAsk]]:
-        users: dict[str, dict[str, UserAsk]] = {}
-        for (service, user), returned in self._returning.items():
-            users.setdefault(service, {})[user] = returned
+    def _take_asks(self, now: float) -> dict[str | None, dict[str, dict[str, UserAsk]]]:
+        """What to ask and tell, by leader, service and user."""
+        asks: dict[_User, UserAsk] = self._returning
         for service, user in self._asking:
             ask = read_credit(self._user_table, now, service, user)
             if ask is not None:
-                users.setdefault(service, {})[user] = ask
+                asks[service, user] = ask
         self._returning = {}
-        return users
+        by_leader: dict[str | None, dict[str, dict[str, UserAsk]]] = {}
+        for (service, user), ask in asks.items():
+            users = by_leader.setdefault(self.leader_of(service), {})
+            users.setdefault(service, {})[user] = ask
+        return by_leader
 
     def due(self, now: float) -> float:
         """When to call `outgoing` next, at the latest; `now` if it has messages already."""
@@ -418,8 +447,8 @@ class Reporter:
             return now
         begin = self._window_begin if self._reported_window < self._window else self._window_end
         due = begin + self._report_delay
-        if self._alone_since < 0.0:
-            due = min(due, self._silent_at())
+        if not self._is_alone:
+            due = min(due, self._silent_at)
             if self._checks:
                 due = min(due, self._checks[0][0])
         if self._header.has_asks or self._asking or self._returning:
@@ -483,6 +512,11 @@ class Reporter:
             slot=self._slot,
             epoch=self._epoch,
             leader=self._leader,
+            leaders={
+                service: central
+                for service, central in self._service_leaders.items()
+                if central != self._leader
+            },
             nodes=self._nodes,
             quota_slot=self._quota_slot,
             quota_age=None if self._quota_slot is None else max(0, self._slot - self._quota_slot),

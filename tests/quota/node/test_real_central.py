@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from sluicegate import Central, Node
+from sluicegate.demo.process import random_loopback
 from sluicegate.quota import Entry
 from tests.harness.waits import PATIENCE, wait_for
 
@@ -182,3 +183,32 @@ def test_a_service_that_the_central_does_not_know_is_told_once_and_again_when_it
         place = {"service": "frnt", "user": "*"}
         httpx.delete(limits, params=place, timeout=PATIENCE).raise_for_status()
         wait_for(lambda: told() == [warning, relief, warning])
+
+
+def test_a_leader_that_is_away_is_told_and_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sluicegate.quota.node")
+
+    def told() -> list[str]:
+        messages = [record.getMessage() for record in caplog.records]
+        return [message for message in messages if message.startswith("leader ")]
+
+    options = {"name": "a", "listen": f"{random_loopback()}:7411", "state": tmp_path / "state"}
+    with contextlib.ExitStack() as running:
+        with Central(LIMITS, **options) as central:
+            node = running.enter_context(
+                Node(
+                    central.url,
+                    node_id="web",
+                    services=["front"],
+                    shared=str(tmp_path / "memory"),
+                )
+            )
+            wait_for(lambda: node.status().leader is not None)
+            url = central.ws_url
+        wait_for(told)
+        assert told() == [f"leader {url}/ is not heard: users live on their safe shares"]
+        running.enter_context(Central(LIMITS, **options))
+        wait_for(lambda: len(told()) == 2)
+        assert told()[1].startswith(f"leader {url}/ is heard, epoch ")

@@ -17,6 +17,7 @@ Rules:
 - After a fork nothing of the parent's is used: `abandon` replaces its descriptors in the child.
 - A service that the leader has no limits for is logged once: its users are all free, and a typo in
   its name looks the same.
+- A leader that is away for two seconds is logged, and when it or another is heard.
 - Any failure in here is logged and retried; the lock is released first.
 """
 
@@ -57,6 +58,7 @@ RETRY_DELAY = 1.0
 LEAVE_TIMEOUT = 3.0
 JOIN_TIMEOUT = 5.0
 STATUS_TIMEOUT = 5.0
+LOGGED_SECONDS = 2.0  # a leader that is away for less is not worth a line
 
 log = logging.getLogger("sluicegate.quota.node")
 
@@ -96,6 +98,7 @@ class ReporterThread:
         self._freshness: FreshnessTracker | None = None
         # Services without limits, by the last whole Quota of each one's leader.
         self._unlimited: frozenset[str] = frozenset()
+        self._missing: list[str] = []  # leaders that are logged as away
         self._has_left = False
         self._selector = selectors.EpollSelector()
         self._loop = _EventLoop(self._selector)
@@ -200,7 +203,8 @@ class ReporterThread:
             if isinstance(message, Quota):
                 freshness.receive(now, message)
                 if message.whole and message.epoch == reporter.epoch:
-                    self._log_unlimited_services(message, reporter.leader_of)
+                    led = [each for each in self._services if reporter.leader_of(each) == central]
+                    self._log_unlimited_services(message, led)
                 if reporter.due(now) < self._sleeps_until - MIN_SLEEP:  # credit to give back
                     self._has_work.set()
 
@@ -233,6 +237,7 @@ class ReporterThread:
                 if now >= reporter.due(now) or user_table.header.has_asks:
                     for central, message in reporter.outgoing(now):
                         links[central].send(message)
+                self._log_missing_leaders(reporter, now)
                 await self._sleep(now, watcher)
             if self._lock.take_if_last():
                 await self._leave()
@@ -243,17 +248,27 @@ class ReporterThread:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    def _log_unlimited_services(self, quota: Quota, leader_of: Callable[[str], str | None]) -> None:
-        """Log the services that have lost their limits, never had any, or have got them."""
-        before = self._unlimited
-        self._unlimited = frozenset(
-            service
-            for service in self._services
-            if (
-                not _has_limits(quota.services.get(service))
-                if leader_of(service) == quota.central
-                else service in before
+    def _log_missing_leaders(self, reporter: Reporter, now: float) -> None:
+        missing = reporter.missing_leaders(now - LOGGED_SECONDS)
+        if missing == self._missing:
+            return
+        self._missing = missing
+        if missing:
+            log.warning(
+                "leader %s is not heard: users live on their safe shares", ", ".join(missing)
             )
+        else:
+            leader = reporter.status(now).leader
+            log.info("leader %s is heard, epoch %d", leader, reporter.epoch)
+
+    def _log_unlimited_services(self, quota: Quota, led: Sequence[str]) -> None:
+        """Log the services that have lost their limits, never had any, or have got them.
+
+        `led`: those that the sender of the Quota leads.
+        """
+        before = self._unlimited
+        self._unlimited = before.difference(led).union(
+            service for service in led if not _has_limits(quota.services.get(service))
         )
         if self._unlimited == before:
             return

@@ -179,6 +179,15 @@ class Reporter:
         """The central that leads a service; None: it is not known."""
         return self._service_leaders.get(service, self._leader)
 
+    def missing_leaders(self, since: float) -> list[str]:
+        """The centrals that lead something here and have been away since then or for longer."""
+        used = {self._leader, *self._service_leaders.values()}
+        return sorted(
+            central
+            for central in used
+            if central is not None and 0.0 <= self._leading[central].alone_since <= since
+        )
+
     def _hear(self, now: float, central: str, epoch: int, *, leads: bool) -> None:
         """`central` leads in `epoch`: everything, or at least some service."""
         if epoch > self._epoch:

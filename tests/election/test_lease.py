@@ -15,7 +15,7 @@ import pytest
 from sluicegate.election import Election
 from sluicegate.election.paxos import PaxosLease
 from sluicegate.election.paxos.durable import DurableFile
-from sluicegate.election.paxos.messages import Accepted, Ballot, Prepare, Promise
+from sluicegate.election.paxos.messages import Accepted, Ballot, Leading, Prepare, Promise
 from sluicegate.errors import ConfigError, ProtocolError, Unavailable
 from tests.harness.paxos_wire import Wire
 from tests.harness.waits import PATIENCE, wait_until
@@ -303,6 +303,24 @@ def test_messages_that_cannot_be_of_their_sender_are_refused(tmp_path: Path) -> 
         member.receive("b", Accepted(own))
         await member.close()
         member.receive("b", Prepare(other, 0.4))  # late: it is ignored
+
+    run(tmp_path, scenario)
+
+
+def test_a_leader_that_hears_of_another_does_not_take_its_epoch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two lead at once if a clock is wrong. With one epoch, nodes could not tell them apart."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        leader = await cluster.leader()
+        own = leader.epoch
+        other = "b" if leader.name == "a" else "a"
+        leader.receive(other, Leading(Ballot(900, 1, other), own + 5))
+        assert not leader.is_leader
+        assert f"{other} leads in epoch {own + 5} at the same time" in caplog.text
+        await wait_until(lambda: any(each.is_leader for each in cluster.wire.members.values()))
 
     run(tmp_path, scenario)
 

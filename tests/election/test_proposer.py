@@ -151,6 +151,27 @@ def test_it_waits_for_a_leader_and_tries_at_once_after_a_release() -> None:
     assert proposer.next_time == START
 
 
+def test_a_leader_that_hears_of_another_in_the_same_or_a_higher_epoch_stops() -> None:
+    """A clock or a list of members is wrong. The epoch must tell the two apart."""
+    for epoch, leads in ((4, True), (5, False), (9, False)):
+        proposer = leader(epoch=4)
+        assert proposer.epoch == 5
+        proposer.hear(epoch)
+        assert proposer.is_leader(START) is leads
+
+
+def test_a_new_leadership_is_above_all_that_were_heard_of() -> None:
+    proposer = candidate()
+    proposer.hear(20)
+    proposer.tick(START)
+    proposer.receive(START, "a", promise(1, epoch=4))
+    assert proposer.receive(START, "b", promise(1)) == (Accept(ballot(1), 2.0, 21),)
+    proposer.hear(21)
+    proposer.receive(START, "a", Accepted(ballot(1)))
+    assert proposer.receive(START, "b", Accepted(ballot(1))) == (Release(ballot(1)),)
+    assert not proposer.is_leader(START)
+
+
 def test_stop_ends_leadership_before_it_releases() -> None:
     proposer = leader()
     renewal = proposer.next_time

@@ -186,10 +186,24 @@ class PaxosLease(Election):
             return
         if isinstance(message, Leading | Release):
             is_news = self._observer.hear(now, message)
+            if isinstance(message, Leading) and peer != self.name:
+                self._hear_of_leader(peer, message.epoch)
             if is_news and peer != self.name and self._proposer is not None:
                 self._proposer.expect(now, self._observer.until)
         if not isinstance(message, Leading) and not self._requests.full():
             self._requests.put_nowait((peer, message))
+
+    def _hear_of_leader(self, peer: str, epoch: int) -> None:
+        if self._proposer is None:
+            return
+        was_leader = self.is_leader
+        self._proposer.hear(epoch)
+        if was_leader and not self.is_leader:
+            _logger.error(
+                "%s stops leading in epoch %d: %s leads in epoch %d at the same time; check the "
+                "clocks, the names and the lists of members",
+                *(self.name, self._proposer.epoch, peer, epoch),
+            )
 
     def _broadcast(self, messages: Iterable[Proposal]) -> None:
         for message in messages:

@@ -89,6 +89,7 @@ class Proposer:
         self._rng = rng
         self._floor = floor
         self._counter = 0
+        self._heard = 0  # the highest epoch in which another has led
         self._attempt: Attempt | None = None
         self._won: Ballot | None = None  # the ballot that `deadline` belongs to
         self._failures = 0  # in a row
@@ -136,7 +137,7 @@ class Proposer:
         if isinstance(message, Promise):
             return self._on_promise(now, attempt, sender, message)
         if isinstance(message, Accepted):
-            return self._on_accepted(attempt, sender)
+            return self._on_accepted(now, attempt, sender)
         return self._refuse(now, attempt, sender, message.remaining)
 
     def expect(self, now: float, until: float) -> None:
@@ -144,6 +145,16 @@ class Proposer:
         if self._attempt is None and not self.is_leader(now):
             self._failures = 0
             self._try_at = max(now, until) + self._jitter()
+
+    def hear(self, epoch: int) -> None:
+        """Another leads, or has led, in `epoch`. No lower one counts any more, nor the same.
+
+        Two lead at once only if a clock or a list of members is wrong. Then the epoch is the guard,
+        and it must not be that of the other one.
+        """
+        self._heard = max(self._heard, epoch)
+        if self.epoch <= self._heard:
+            self.deadline = _NEVER
 
     def stop(self) -> tuple[Proposal, ...]:
         """Stop leading and campaigning, for good. Returns what to send to all members then."""
@@ -190,17 +201,19 @@ class Proposer:
         if len(attempt.open) < self._majority:
             return _NOTHING
         attempt.is_accepting = True
-        floor = self._floor()
+        floor = max(self._floor(), self._heard + 1)
         goes_on = attempt.is_renewal and self.epoch >= floor
         attempt.epoch = self.epoch if goes_on else max(attempt.epoch + 1, floor)
         return (Accept(attempt.ballot, self.timing.lease, attempt.epoch),)
 
-    def _on_accepted(self, attempt: Attempt, sender: str) -> tuple[Proposal, ...]:
+    def _on_accepted(self, now: float, attempt: Attempt, sender: str) -> tuple[Proposal, ...]:
         if not attempt.is_accepting:
             return _NOTHING  # nobody was asked to accept yet: the sender is wrong
         attempt.accepted.add(sender)
         if len(attempt.accepted) < self._majority:
             return _NOTHING
+        if attempt.epoch <= self._heard:
+            return self._fail(now, attempt)
         self.epoch = attempt.epoch  # first: another thread must not read the deadline without it
         self.deadline = attempt.deadline
         self._won = attempt.ballot

@@ -70,6 +70,14 @@ def test_lower_ballots_than_the_promised_are_rejected() -> None:
     assert voter.receive(0.0, Accept(A1, 2.0, 1)) == Reply(Reject(A1, B1, 0.0))
 
 
+def test_a_ballot_that_would_use_up_the_counters_is_ignored() -> None:
+    voter = acceptor()
+    far = Ballot(2**53, 1, "b")
+    assert voter.receive(0.0, Prepare(far, 2.0)) is None
+    assert voter.receive(0.0, Accept(far, 2.0, 1)) is None
+    assert voter.receive(0.0, Prepare(A1, 2.0)) == Reply(Promise(A1, 0, None, 0.0))
+
+
 def test_a_higher_ballot_of_another_is_rejected_while_a_lease_lasts() -> None:
     voter = acceptor()
     voter.receive(0.0, Accept(A1, 2.0, 1))

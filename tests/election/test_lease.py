@@ -15,7 +15,7 @@ import pytest
 from sluicegate.election import Election
 from sluicegate.election.paxos import PaxosLease
 from sluicegate.election.paxos.durable import DurableFile
-from sluicegate.election.paxos.messages import Accepted, Ballot, Leading, Prepare, Promise
+from sluicegate.election.paxos.messages import Accept, Accepted, Ballot, Leading, Prepare, Promise
 from sluicegate.errors import ConfigError, ProtocolError, Unavailable
 from tests.harness.paxos_wire import Wire
 from tests.harness.waits import PATIENCE, wait_until
@@ -321,6 +321,22 @@ def test_a_leader_that_hears_of_another_does_not_take_its_epoch(
         assert not leader.is_leader
         assert f"{other} leads in epoch {own + 5} at the same time" in caplog.text
         await wait_until(lambda: any(each.is_leader for each in cluster.wire.members.values()))
+
+    run(tmp_path, scenario)
+
+
+def test_an_epoch_far_ahead_of_all_that_is_known_is_refused(tmp_path: Path) -> None:
+    """The clock of a member that has lost its disk may be wrong by a century."""
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start()
+        leader = await cluster.leader()
+        far = leader.epoch + 100 * 365 * 86_400
+        own, other = Ballot(1, 1, leader.name), Ballot(1, 1, "b" if leader.name == "a" else "a")
+        for message in (Promise(own, far, None, 0.0), Accept(other, 0.4, far), Leading(other, far)):
+            with pytest.raises(ProtocolError, match="was its clock wrong"):
+                leader.receive(other.node, message)
+        assert leader.epoch < far
 
     run(tmp_path, scenario)
 

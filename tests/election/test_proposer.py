@@ -151,6 +151,23 @@ def test_it_waits_for_a_leader_and_tries_at_once_after_a_release() -> None:
     assert proposer.next_time == START
 
 
+def test_a_lease_of_another_that_is_longer_than_any_can_be_is_not_waited_for() -> None:
+    proposer = candidate()
+    proposer.tick(START)
+    for voter in "bc":
+        proposer.receive(START, voter, Promise(ballot(1), 0, OTHER, 90_000.0))
+    assert proposer.next_time <= START + TIMING.exclusion
+
+
+def test_one_message_does_not_use_up_the_counters_of_ballots() -> None:
+    proposer = candidate()
+    proposer.tick(START)
+    for voter in "bc":
+        proposer.receive(START, voter, Reject(ballot(1), Ballot(2**53, 1, "b"), 0.0))
+    ((again, _),) = proposer.tick(proposer.next_time)
+    assert again == ballot(2)
+
+
 def test_a_leader_that_hears_of_another_in_the_same_or_a_higher_epoch_stops() -> None:
     """A clock or a list of members is wrong. The epoch must tell the two apart."""
     for epoch, leads in ((4, True), (5, False), (9, False)):

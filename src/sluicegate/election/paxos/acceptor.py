@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from sluicegate.election.paxos.messages import (
     LOWEST,
+    MAX_COUNTER_STEP,
     Accept,
     Accepted,
     Answer,
@@ -64,6 +65,8 @@ class Acceptor:
     def receive(self, now: float, message: Message) -> Reply | None:
         """Handle a message. None: there is no answer."""
         if now < self.quarantined_until:
+            return None
+        if message.ballot.counter > self.promised.counter + MAX_COUNTER_STEP:
             return None
         if isinstance(message, Prepare):
             return self._prepare(now, message)

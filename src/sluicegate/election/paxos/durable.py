@@ -135,7 +135,7 @@ class DurableFile:
             raise ValueError(f"expected the format {_FORMAT!r}, got {found['format']!r}")
         for key in ("restart", "epoch", "crc32"):
             value = found[key]
-            if type(value) is not int or not 0 <= value < 2**53:
+            if type(value) is not int or not 0 <= value <= 2**53:
                 raise ValueError(f"expected {key} from 0 to 2^53, got {value!r}")
         checksum = found.pop("crc32")
         if checksum != _checksum(found):

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -38,6 +39,11 @@ from sluicegate.errors import ProtocolError, Unavailable
 __all__ = ["PaxosLease", "Transport"]
 
 _logger = logging.getLogger("sluicegate.election")
+
+# Epochs begin at the time of a clock. None is believed that is ten years above all that is known
+# here, or nodes would follow no other; a clock that stands at 1970 knows nothing of the time.
+_EPOCHS_AHEAD = 10 * 365 * 86_400
+_WRITTEN = 1_790_000_000  # when this was, in 2026
 
 _MOST_WAITING = 256  # requests for a vote while the disk is slow; what is more is dropped
 
@@ -174,9 +180,19 @@ class PaxosLease(Election):
             raise ProtocolError(f"unknown peer: expected one of {self.members}, got {peer!r}")
         if message.ballot.node != (self.name if is_answer else peer):
             raise ProtocolError(f"{peer!r} sent a message with a ballot of another: {message}")
+        if isinstance(message, Promise | Accept | Leading):
+            self._check_epoch(peer, message.epoch)
         if self._is_running:
             self._handle(peer, message)
             self._update()
+
+    def _check_epoch(self, peer: str, epoch: int) -> None:
+        known = max(self.epoch, self._file.epoch, int(time.time()), _WRITTEN)
+        if epoch > known + _EPOCHS_AHEAD:
+            raise ProtocolError(
+                f"epoch of {peer!r} must be at most {known + _EPOCHS_AHEAD}, got {epoch}: was its "
+                f"clock wrong when its file was made?"
+            )
 
     def _handle(self, peer: str, message: Message) -> None:
         now = boottime()

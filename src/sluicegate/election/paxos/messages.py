@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 __all__ = [
     "LOWEST",
+    "MAX_COUNTER_STEP",
     "Accept",
     "Accepted",
     "Answer",
@@ -48,6 +49,10 @@ class Ballot(NamedTuple):
 
 
 LOWEST = Ballot(0, 0, "")  # below the ballot of any attempt
+# By how much the counter of a ballot may exceed the one before it. A leader counts its renewals, a
+# few in a second, so a member that has started sees a large step, but none of some decades. One
+# wrong message must not use up all numbers.
+MAX_COUNTER_STEP = 2**32
 
 
 class Prepare(NamedTuple):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from sluicegate.election.paxos.messages import (
+    MAX_COUNTER_STEP,
     Accept,
     Accepted,
     Answer,
@@ -128,7 +129,9 @@ class Proposer:
         """Handle the answer of an acceptor. Returns what to send to all members."""
         if isinstance(message, Reject):
             # Also of an attempt that is over: the next one must be above it.
-            self._counter = max(self._counter, message.promised.counter)
+            promised = message.promised.counter
+            if self._counter < promised <= self._counter + MAX_COUNTER_STEP:
+                self._counter = promised
         attempt = self._attempt
         if attempt is None or message.ballot != attempt.ballot or sender not in self._members:
             return _NOTHING
@@ -225,7 +228,8 @@ class Proposer:
     def _refuse(
         self, now: float, attempt: Attempt, sender: str, remaining: float
     ) -> tuple[Proposal, ...]:
-        attempt.refused[sender] = remaining
+        # A lease that is longer than it can be must not keep this candidate away.
+        attempt.refused[sender] = min(remaining, self.timing.exclusion)
         is_lost = len(self._members) - len(attempt.refused) < self._majority
         return self._fail(now, attempt) if is_lost else _NOTHING
 

@@ -318,3 +318,27 @@ def test_a_name_that_has_come_to_mean_this_machine_opens_nothing(host: str) -> N
             while piece := raw.recv(4096):
                 heard += piece
         assert b"denied: without a token only localhost may connect" in heard
+
+
+@pytest.mark.parametrize("header", ["Host: [", "Host: [::1", "Host: localhost\r\nOrigin: http://["])
+def test_a_header_that_is_no_address_is_refused(
+    header: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    upgrade = (
+        f"GET / HTTP/1.1\r\n{header}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with running() as central:
+        address = urlsplit(central.url)
+        for request, expected in (
+            (upgrade, b"denied: "),
+            (f"GET /api/status HTTP/1.1\r\n{header}\r\nConnection: close\r\n\r\n", b"HTTP/1.1 "),
+        ):
+            with socket.create_connection((address.hostname, address.port), PATIENCE) as client:
+                client.sendall(request.encode())
+                answer = b""
+                while piece := client.recv(1000):
+                    answer += piece
+            assert expected in answer
+            assert b" 500 " not in answer
+    assert "Traceback" not in caplog.text

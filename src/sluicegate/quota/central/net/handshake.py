@@ -45,7 +45,7 @@ def check_handshake(
         return CloseReason.denied(
             f"without a token only localhost may connect, got Host {handshake.host}"
         )
-    if handshake.origin is not None and urlsplit(handshake.origin).netloc != handshake.host:
+    if handshake.origin is not None and not _is_own(handshake.origin, handshake.host):
         return CloseReason.denied(f"foreign origin {handshake.origin}")
     if handshake.path not in _PATHS:
         return CloseReason.denied(f"expected the path / or /throttle, got {handshake.path}")
@@ -67,3 +67,11 @@ def check_handshake(
                 f"expected slots of {slot_seconds:g} s, got {handshake.slot_seconds}"
             )
     return V1
+
+
+def _is_own(origin: str, host: str | None) -> bool:
+    """Whether an origin is the central's own address."""
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:  # a bracket without its other half
+        return False

@@ -78,7 +78,10 @@ def is_this_machine(host: str | None) -> bool:
     """
     if host is None:
         return True
-    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # a bracket without its other half
+        return False
     return is_loopback(name) or name.endswith(".localhost")
 
 

@@ -220,6 +220,19 @@ def test_nodes_cannot_keep_peers_out_and_peers_are_no_nodes() -> None:
             assert names == ["n"]
 
 
+def test_a_ban_of_an_address_does_not_keep_peers_out() -> None:
+    with member(**TOKENS) as a:
+        assert a.central.registry is not None
+        for _ in range(200):
+            a.central.registry.bad_frame("127.0.0.1")
+        headers = {"Authorization": f"Bearer {NODE}"}
+        with connect(a.central.ws_url, additional_headers=headers) as node:
+            assert closed_with(node) == (1008, "denied: too many bad frames")
+        with a.open(token=PEER_TOKEN) as socket:
+            socket.send(encode(Prepare(BALLOT, 2.0)).decode())
+            assert socket.recv(timeout=PATIENCE)
+
+
 def test_sending_neither_waits_nor_raises() -> None:
     """A peer that does not read: the link has a queue of a few messages, and drops the rest."""
     is_over = threading.Event()

@@ -101,9 +101,10 @@ class ConnectionRegistry:
         self, socket: NodeSocket, handshake: Handshake, address: str, port: int
     ) -> Session | CloseReason:
         """The session for a socket after its handshake, or why it is refused."""
-        if self._ban_list.is_banned(self.now(), address):
-            return CloseReason.denied("too many bad frames")
         kind = check_handshake(handshake, self.tokens, self.state.ledger.slot_seconds)
+        # A node may share the address of a peer, and must not be able to keep it out.
+        if kind != PEER and self._ban_list.is_banned(self.now(), address):
+            return CloseReason.denied("too many bad frames")
         if isinstance(kind, CloseReason):
             return kind
         if kind not in self._protocols:

@@ -1,11 +1,12 @@
 """A central that starts later takes the state of a peer, if that is newer than its own."""
 
 import http.server
+import logging
 import threading
 import time
 import urllib.error
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ import pytest
 from sluicegate.quota import Entry, Ledger
 from sluicegate.quota.central.peer_state import PeerState, fetch_newest_state
 from sluicegate.quota.central.state_file import StateFile, pack_state
+from sluicegate.quota.ledger.snapshot import pack
 from sluicegate.quota.messages import Line, Report
 from tests.harness.central import V1Node, get, slot_of
 from tests.harness.central_group import CentralGroup
-from tests.harness.waits import wait_for
+from tests.harness.waits import PATIENCE, wait_for
 
 TOKENS = {
     "node_token": "node-secret-1",
@@ -85,6 +87,25 @@ def test_the_newest_of_all_peers_is_taken_and_none_is_waited_for() -> None:
         found = fetch_newest_state(peers, None, None, seconds=1.5)
     assert isinstance(found, PeerState)
     assert (found.peer, found.epoch, found.slot) == ("b", 7, 199)
+
+
+def chunk_of_a_negative_length(handler: http.server.BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nabc")
+
+
+def test_an_answer_that_makes_no_sense_is_passed_over_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    head = {"slot_seconds": 1.0, "first": 1, "assigned": 2, "since": 1}
+    wrong = [5, [[1]], [["n", 1, None]], [["n", 1, "x"]], [["n", 1, float("inf")]]]
+    states = [sending(pack_state(7, pack(head | {"nodes": nodes}, {}))) for nodes in wrong]
+    with ExitStack() as stack, caplog.at_level(logging.INFO, "sluicegate.quota"):
+        urls = [stack.enter_context(serving(each)) for each in states]
+        urls += [stack.enter_context(serving(chunk_of_a_negative_length)), "ws://a..b/"]
+        peers = {f"p{number}": url for number, url in enumerate(urls)}
+        assert fetch_newest_state(peers, None, None, seconds=PATIENCE) is None
+    for peer in peers:
+        assert f"no state from peer {peer}: " in caplog.text
 
 
 def test_without_an_answer_there_is_no_state() -> None:

@@ -54,7 +54,7 @@ def fetch_newest_state(
     def ask(peer: str, url: str) -> None:
         try:
             answers.put(_fetch(peer, url, token, tls, end))
-        except (OSError, http.client.HTTPException, ConfigError) as error:
+        except (OSError, http.client.HTTPException, ConfigError, ValueError) as error:
             answers.put(f"{peer}: {error}")
 
     for peer, url in peers.items():

@@ -83,7 +83,10 @@ def newest_report(packed: bytes) -> int:
     Not that of the last assignment: a central that hears no node assigns all the same.
     """
     head, _ = unpack(packed)
-    return max((int(reported) for _, _, reported, *_ in head["nodes"]), default=-1)
+    try:
+        return max((int(reported) for _, _, reported, *_ in head["nodes"]), default=-1)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(f"invalid snapshot: {error!r}") from error
 
 
 def _sections(body: bytes) -> tuple[dict[str, Any], dict[str, ServiceLedgerDump]]:

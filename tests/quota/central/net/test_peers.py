@@ -233,6 +233,16 @@ def test_a_ban_of_an_address_does_not_keep_peers_out() -> None:
             assert socket.recv(timeout=PATIENCE)
 
 
+def test_a_name_that_no_host_can_have_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(link: PeerLink, answers: list[Message]) -> None:
+        await wait_until(lambda: "label empty" in caplog.text)
+        await asyncio.sleep(0.2)  # in which it has tried again some ten times
+
+    linked("ws://a..b/", story)
+    assert caplog.text.count("connection to peer a failed") == 1
+    assert "Traceback" not in caplog.text
+
+
 def test_sending_neither_waits_nor_raises() -> None:
     """A peer that does not read: the link has a queue of a few messages, and drops the rest."""
     is_over = threading.Event()

@@ -93,12 +93,13 @@ class PeerLink:
             except ConnectionClosed as closed:
                 is_denied = closed.rcvd is not None and closed.rcvd.code == _DENIED
                 problem = _describe(closed)
-            except (OSError, WebSocketException, ProtocolError) as error:
-                problem = f"{type(error).__name__}: {error}"
+            except (OSError, WebSocketException, ProtocolError, UnicodeError) as error:
+                problem = f"{type(error).__name__}: {error}"  # UnicodeError: no name of a host
             except Exception as error:
                 # Without its link to a peer a member would never have its vote again.
-                _logger.exception("connection to peer %s failed", self.peer)
                 problem = f"{type(error).__name__}: {error}"
+                if problem != self._logged_problem:
+                    _logger.exception("connection to peer %s failed", self.peer)
             lasted = loop.time() - began
             if lasted >= _HOLDS_AFTER:
                 self._logged_problem = None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluicegate.election import RedisElection
-from sluicegate.election.candidacy import Held, Taken, Vacant
+from sluicegate.election.candidacy import Held, Regressed, Taken, Vacant
 from sluicegate.errors import ConfigError
 from tests.election.campaign import LEASE
 from tests.harness.elections import Leaderships, RedisElectorate, campaigning, wait_for_leader
@@ -190,6 +190,28 @@ def test_a_redis_that_is_down_at_the_start_is_tried_again(
     lines = [record.message for record in caplog.records]
     assert "cannot connect to Redis" in lines[0]
     assert "election of a: the store answers again" in lines
+
+
+@pytest.mark.parametrize("wrong", ["inf", "-5", "nan", "9007199254740992", "1e300"])
+def test_an_epoch_written_by_hand_that_has_no_next_one_is_passed_over(
+    redis_server: RedisServer, wrong: str
+) -> None:
+    async def run() -> None:
+        async with store_of(redis_server, "a") as a, store_of(redis_server, "b") as b:
+            with redis_server.client as client:
+                await a._store.claim(6, True)
+                client.set(EPOCH, wrong)
+                renewed = await a._store.renew(7)
+                assert isinstance(renewed, Held)
+                assert (renewed.epoch, client.get(EPOCH)) == (7, "7")
+                client.set(EPOCH, wrong)
+                await a._store.release()
+                assert isinstance(await b._store.claim(7, False), Regressed)
+                claimed = await b._store.claim(7, True)
+                assert isinstance(claimed, Held)
+                assert (claimed.epoch, client.get(EPOCH)) == (8, "8")
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

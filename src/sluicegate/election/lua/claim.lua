@@ -4,6 +4,9 @@
 -- Returns: state (1 held, 0 taken, -1 regressed), epoch, ms left, owner.
 local owner = redis.call('GET', KEYS[1])
 local epoch = tonumber(redis.call('GET', KEYS[2]) or 0) or 0
+if not (epoch >= 0 and epoch < 1e15) then
+    epoch = 0 -- written by hand: above 2^53 there is no next number
+end
 if owner and owner ~= ARGV[1] then
     return {0, epoch, redis.call('PTTL', KEYS[1]), owner}
 end

@@ -3,6 +3,9 @@
 -- Returns: state (1 held, 0 taken, 2 nobody's), epoch, ms left, owner.
 local owner = redis.call('GET', KEYS[1])
 local epoch = tonumber(redis.call('GET', KEYS[2]) or 0) or 0
+if not (epoch >= 0 and epoch < 1e15) then
+    epoch = 0 -- written by hand: above 2^53 there is no next number
+end
 if not owner then
     return {2, epoch, 0, ''}
 end

@@ -192,6 +192,20 @@ def test_a_redis_that_is_down_at_the_start_is_tried_again(
     assert "election of a: the store answers again" in lines
 
 
+def test_a_password_that_is_refused_after_an_outage_is_logged(
+    locked_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        locked_server.kill()
+        url = locked_server.url.replace("//", "//app:wrong@")
+        async with RedisElection(url, "a", lease=LEASE):
+            assert "cannot connect to Redis" in caplog.text
+            locked_server.start()
+            await wait_until(lambda: "refuses the election" in caplog.text)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("wrong", ["inf", "-5", "nan", "9007199254740992", "1e300"])
 def test_an_epoch_written_by_hand_that_has_no_next_one_is_passed_over(
     redis_server: RedisServer, wrong: str

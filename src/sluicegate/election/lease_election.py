@@ -167,8 +167,8 @@ class LeaseElection(Election):
         self._signal.check()
 
     def _log_failure(self, error: SluicegateError) -> None:
-        if self._trouble is not SluicegateError:
-            self._trouble = SluicegateError
+        if self._trouble is not type(error):  # a Redis that is back may refuse the password
+            self._trouble = type(error)
             _logger.warning("election of %s: %s; trying again", self.name, error)
 
     def _log_regress(self, outcome: Regressed) -> None:

@@ -250,6 +250,8 @@ def test_no_vote_is_given_while_the_disk_fails(
             await wait_until(lambda: "no vote of" in caplog.text)
             await asyncio.sleep(0.3)
             assert not any(member.is_leader for member in cluster.wire.members.values())
+            await asyncio.sleep(0.7)  # for some more attempts
+            assert all(caplog.text.count(f"no vote of {name} for") <= 1 for name in "abc")
         await cluster.leader()
 
     run(tmp_path, scenario)

@@ -96,6 +96,7 @@ class PaxosLease(Election):
         self._reported: tuple[bool, int, str | None] = (False, 0, None)
         self._waiting: set[asyncio.Future[None]] = set()
         self._warned: set[str] = set()
+        self._disk_problem: str | None = None  # that was logged, and has not passed
 
     def __repr__(self) -> str:
         role = "leader" if self.is_leader else "standby" if self.is_candidate else "witness"
@@ -250,8 +251,13 @@ class PaxosLease(Election):
             try:
                 await asyncio.to_thread(self._file.raise_epoch, epoch)
             except Unavailable as error:
-                _logger.error("no vote of %s for epoch %d: %s", self.name, epoch, error)
+                if str(error) != self._disk_problem:  # it is asked several times in a second
+                    self._disk_problem = str(error)
+                    _logger.error("no vote of %s for epoch %d: %s", self.name, epoch, error)
                 return False
+            if self._disk_problem is not None:
+                self._disk_problem = None
+                _logger.info("%s votes again: its file was written", self.name)
         return True
 
     def _warn_of_longer_lease(self, peer: str, message: Message) -> None:

@@ -210,6 +210,21 @@ def test_the_newest_connection_of_a_peer_replaces_the_one_before() -> None:
         assert second.recv(timeout=PATIENCE) == encode(Promise(BALLOT, 5, None, 0.0)).decode()
 
 
+def test_a_link_whose_name_is_used_by_another_process_logs_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Both would have the vote of one member."""
+    with member() as a:
+
+        async def story(link: PeerLink, answers: list[Message]) -> None:
+            await wait_until(lambda: link.is_connected)
+            with await asyncio.to_thread(a.open):
+                await wait_until(lambda: "another process has connected to it as b" in caplog.text)
+
+        linked(a.central.ws_url, story)
+    assert [each.levelname for each in caplog.records if "as b" in each.message] == ["ERROR"]
+
+
 def test_nodes_cannot_keep_peers_out_and_peers_are_no_nodes() -> None:
     with member(max_connections=1) as a, V1Node(a.central) as node:
         node.report(slot_of(a.central) - 1)

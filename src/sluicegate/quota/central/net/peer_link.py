@@ -31,7 +31,7 @@ _PING_TIMEOUT = 2.0
 _CLOSE_TIMEOUT = 0.5
 _LONGEST_BACKOFF = 1.0  # there are few peers, and without them nobody leads
 _HOLDS_AFTER = 10.0
-_DENIED = 1008
+_DENIED, _REPLACED = 1008, 4001
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,20 @@ class PeerLink:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
-            is_denied = False
+            is_denied = is_replaced = False
             try:
                 await self._connect_once()
                 problem = "connection closed"
             except ConnectionClosed as closed:
-                is_denied = closed.rcvd is not None and closed.rcvd.code == _DENIED
+                code = None if closed.rcvd is None else closed.rcvd.code
+                is_denied, is_replaced = code == _DENIED, code == _REPLACED
                 problem = _describe(closed)
+                if is_replaced:
+                    # Two processes with one name have one vote twice.
+                    problem = (
+                        f"another process has connected to it as {self._options.name}: is this "
+                        f"name used twice, or this peer listed under two names? ({problem})"
+                    )
             except (OSError, WebSocketException, ProtocolError, UnicodeError) as error:
                 problem = f"{type(error).__name__}: {error}"  # UnicodeError: no name of a host
             except Exception as error:
@@ -105,7 +112,7 @@ class PeerLink:
                 self._logged_problem = None
             if problem != self._logged_problem:
                 self._logged_problem = problem
-                level = logging.ERROR if is_denied else logging.WARNING
+                level = logging.ERROR if is_denied or is_replaced else logging.WARNING
                 _logger.log(level, "connection to peer %s failed: %s", self.peer, problem)
             await asyncio.sleep(self._backoff.next_delay(lasted=lasted, is_permanent=is_denied))
 

@@ -19,7 +19,7 @@ from sluicegate.quota.central.limit_sources.sync import NoValidLimits
 from sluicegate.quota.central.membership import LEAD_ALL, LEAD_CHOICES, parse_peers
 from sluicegate.quota.central.net.tokens import Tokens, read_tokens
 
-__all__ = ["add_peer_options", "configure"]
+__all__ = ["add_peer_options", "configure", "raise_file_limit"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +136,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
             lead=arguments.lead,
             peer_ca=arguments.peer_ca,
         )
-        _raise_file_limit()
+        raise_file_limit()
         _tune_gc()
         central.run(_print_address)
     except NoValidLimits as error:  # not a usage error: the command itself is right
@@ -165,7 +165,7 @@ def _tune_gc() -> None:
     gc.set_threshold(100_000, 20, 20)
 
 
-def _raise_file_limit() -> None:
+def raise_file_limit() -> None:
     """Each connection needs a descriptor, and the usual soft limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

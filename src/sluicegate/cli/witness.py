@@ -10,7 +10,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from sluicegate.cli.central import add_peer_options
+from sluicegate.cli.central import add_peer_options, raise_file_limit
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigError, SluicegateError
 from sluicegate.quota.central.net.tokens import Tokens, read_tokens
@@ -57,6 +57,7 @@ def _run(arguments: argparse.Namespace, clock: Clock) -> int:
     )
     # The library has a line for each connection, which does not say of whom.
     logging.getLogger("websockets").setLevel(logging.WARNING)
+    raise_file_limit()
     try:
         asyncio.run(_serve(arguments))
     except (ConfigError, ValueError) as error:

@@ -8,6 +8,7 @@ and `/healthz`.
 """
 
 import asyncio
+import functools
 import http
 import logging
 import signal
@@ -15,6 +16,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
@@ -47,6 +49,12 @@ _logger = logging.getLogger("sluicegate.quota")
 
 _PING_INTERVAL, _PING_TIMEOUT = 15.0, 25.0
 _CLOSE_TIMEOUT = 0.5
+_MAX_SILENT = 50  # connections that have not asked for a websocket yet; there are few peers
+
+# What strangers send is no error of the witness: one of their handshakes that fails is not logged.
+_server_logger = logging.getLogger("sluicegate.quota.witness")
+_server_logger.setLevel(logging.WARNING)
+_server_logger.addFilter(lambda record: record.msg != "opening handshake failed")
 
 
 class Witness:
@@ -85,6 +93,7 @@ class Witness:
         self._election = paxos_lease(membership, self._transport, EpochFloor(), is_candidate=False)
         self._transport.receive = self._receive
         self._server: Server | None = None
+        self._silent: dict[ServerConnection, None] = {}  # the longest silent first
 
     def __repr__(self) -> str:
         return f"Witness({self.name}, {self._election!r})"
@@ -107,6 +116,8 @@ class Witness:
                 subprotocols=[Subprotocol(PEER)],
                 select_subprotocol=lambda _, asked: PEER if PEER in asked else None,  # type: ignore[arg-type,return-value]
                 process_request=_answer_http,
+                create_connection=functools.partial(_BoundedConnection, self._silent),  # type: ignore[arg-type]
+                logger=_server_logger,
                 compression=None,
                 max_size=LARGEST_PEER_MESSAGE,
                 ping_interval=_PING_INTERVAL,
@@ -164,6 +175,7 @@ class Witness:
     async def _serve_peer(self, connection: ServerConnection) -> None:
         """Serve one connection that a peer has opened, or say why not."""
         assert connection.request is not None
+        self._silent.pop(connection, None)
         headers = connection.request.headers
         peer = headers.get("Sluicegate-Peer")
         refused = self._refuse(connection.request) or self._transport.refuse(peer)
@@ -200,6 +212,30 @@ class Witness:
             return CloseReason.denied(f"a witness serves no nodes: expected the subprotocol {PEER}")
         kind = check_handshake(handshake, self._tokens, 1.0)
         return kind if isinstance(kind, CloseReason) else None
+
+
+class _BoundedConnection(ServerConnection):
+    """A connection. When too many are silent, the one that has been so for longest is closed.
+
+    Otherwise anybody who can reach the port could take all file descriptors, and with them the
+    vote: neither the connection of a peer nor the file could be opened.
+    """
+
+    def __init__(self, silent: dict[ServerConnection, None], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._silent = silent
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._silent[self] = None
+        if len(self._silent) > _MAX_SILENT:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._silent.pop(self, None)
+        super().connection_lost(exc)
 
 
 def _join(headers: Headers, name: str) -> str | None:

@@ -172,6 +172,21 @@ def test_a_leader_that_counts_from_the_floor_leads_again_after_it_has_lost_its_l
     assert (a.state.leads, a.state.epoch, a.leadership.wins) == (True, 1_800_000_002, 2)
 
 
+@pytest.mark.parametrize("has_own_epochs", [False, True])
+def test_a_node_that_raises_the_epoch_with_each_report_does_not_fill_the_log(
+    has_own_epochs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = Candidate(has_own_epochs=has_own_epochs)
+    a.win(7)
+    with caplog.at_level("INFO", "sluicegate.quota"):
+        for epoch in range(100, 200):
+            a.hear(epoch)
+    assert a.floor() >= 199
+    assert [each.message for each in caplog.records] == [
+        "node 'n' reports epoch 100, above the leader's 7: raising the epoch"
+    ]
+
+
 def test_an_epoch_far_ahead_is_refused_by_a_leader_and_ignored_by_a_standby() -> None:
     a = Candidate()
     far = epoch_bound(time.time()) + 1

@@ -26,6 +26,7 @@ is exact. Neither is believed beyond ten years ahead of this machine's clock.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -49,6 +50,7 @@ _logger = logging.getLogger("sluicegate.quota")
 
 # An epoch is the time of a start. No clock was more than this many seconds ahead: ten years.
 _EPOCHS_AHEAD = 10 * 365 * 86_400
+_WARNING_INTERVAL = 10.0
 
 
 def epoch_bound(wall: float) -> int:
@@ -98,11 +100,28 @@ class Leadership(Protocol):
         """A node reports an epoch that is above this central's."""
 
 
+class _EpochWarning:
+    """Logs that a node has raised the epoch; not each time, since it may do so with each report."""
+
+    def __init__(self) -> None:
+        self._next_at = -math.inf
+
+    def log(self, now: float, report: Report, epoch: int) -> None:
+        if now < self._next_at:
+            return
+        self._next_at = now + _WARNING_INTERVAL
+        _logger.warning(
+            "node %r reports epoch %d, above the leader's %d: raising the epoch",
+            *(report.node, report.epoch, epoch),
+        )
+
+
 class SoleLeadership:
     """A central that leads from its start; the state leads already."""
 
     def __init__(self, state: CentralState) -> None:
         self._state = state
+        self._warning = _EpochWarning()
         self.wins = 1
 
     @property
@@ -123,12 +142,7 @@ class SoleLeadership:
 
     def hear(self, now: float, report: Report) -> None:
         check_epoch(report)
-        _logger.warning(
-            "node %s reports epoch %d, above the central's %d: raising the epoch",
-            report.node,
-            report.epoch,
-            self._state.epoch,
-        )
+        self._warning.log(now, report, self._state.epoch)
         self._state.lead(now, report.epoch + 1)
 
 
@@ -176,6 +190,7 @@ class ElectedLeadership:
         self._is_connected = is_connected
         self._has_own_epochs = has_own_epochs
         self._term = 0  # the election's epoch of the leadership that the state is in; 0: standby
+        self._warning = _EpochWarning()
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -216,12 +231,7 @@ class ElectedLeadership:
         check_epoch(report)
         if not self._floor.hear(report.epoch):
             return
-        _logger.warning(
-            "node %s reports epoch %d, above the leader's %d: raising the epoch",
-            report.node,
-            report.epoch,
-            self._state.epoch,
-        )
+        self._warning.log(now, report, self._state.epoch)
         self.update(now)
 
     def know(self, epoch: int) -> None:
@@ -251,10 +261,11 @@ class ElectedLeadership:
             return
         is_elected = not self._term  # else it goes on in a higher epoch
         self.wins += is_elected
-        self._term = term
+        is_new, self._term = term != self._term, term
         self._state.lead(now, epoch)
         self._state.lending.lead(epoch, is_elected=is_elected)
-        _logger.info("central %s leads, epoch %d", self._state.name, epoch)
+        if is_new:  # else a node has raised the epoch, which is logged already
+            _logger.info("central %s leads, epoch %d", self._state.name, epoch)
         self.deliver(self._state.announce(now))
 
     def _own_epoch(self, term: int) -> int:

@@ -38,8 +38,8 @@ from sluicegate.demo.shared_counts import BINS
 from sluicegate.demo.traffic import RESOURCE, SERVICE, Traffic, next_second, write_begin
 from tests.harness.servers import freeze, thaw
 from tests.harness.waits import PATIENCE, wait_for
-from tests.system.cable import Cable
 from tests.system.course import Course
+from tests.system.network import Network
 
 
 class State(NamedTuple):
@@ -131,6 +131,11 @@ class CentralUnderTest(Central):
         nodes = self.get("/api/nodes")["nodes"]
         return sum((one["last_slot"] or 0) >= math.floor(time.time()) - 1 for one in nodes)
 
+    def last_slot(self, node: str) -> int:
+        """The slot that the newest report of a node was of."""
+        nodes = self.get("/api/nodes")["nodes"]
+        return next(one["last_slot"] for one in nodes if one["name"] == node)
+
     def recorded(self, user: str, resource: str = RESOURCE) -> float:
         """What was ever booked of a resource that the user has consumed."""
         rows = self.get("/api/usage", service=SERVICE, user=user)["users"]
@@ -202,7 +207,7 @@ class Fleet:
         seconds: float,
         workers: int = 2,
         has_state: bool = False,
-        has_cable: bool = False,
+        has_network: bool = False,
         has_next: bool = False,
     ) -> None:
         self.folder = make_folder("sluicegate-fleet-")
@@ -212,12 +217,12 @@ class Fleet:
             self.folder / "next", limits, port=7411
         )  # the nodes know it now
         self.centrals = [self.central, self.next]
-        self.cable: Cable | None = None
+        self.network: Network | None = None
         self.nodes: list[NodeUnderTest] = []
         self._begin = math.inf
         self._traffic = traffic
         self._workers = workers
-        self._has_cable = has_cable
+        self._has_network = has_network
         self._has_next = has_next
         try:
             self.central.start()
@@ -228,14 +233,14 @@ class Fleet:
     def start_nodes(self) -> None:
         """Start the workers, once the central listens."""
         wait_for(self.central.is_listening, seen=self.central.last_output)
-        if self._has_cable:
-            self.cable = Cable(self.central.url, self.folder / "cable.pauses")
-        centrals = self.urls()
+        if self._has_network:
+            self.network = Network(self.folder / "network.pauses")
         for place, coming in enumerate(self._traffic):
+            name = f"web-{place + 1}"
             node = NodeUnderTest(
                 self.folder,
-                f"web-{place + 1}",
-                centrals,
+                name,
+                self.urls(name),
                 coming,
                 workers=self._workers,
                 place=place,
@@ -244,10 +249,14 @@ class Fleet:
             self.nodes.append(node)
             node.start()
 
-    def urls(self) -> list[str]:
-        """The centrals that the nodes know."""
-        first = self.cable.url if self.cable else self.central.url
+    def urls(self, node: str) -> list[str]:
+        """The centrals that a node knows."""
+        first = self.path(node, "central", self.central.url)
         return [first, self.next.url] if self._has_next else [first]
+
+    def path(self, source: str, target: str, url: str) -> str:
+        """The URL at which one process reaches another, over the network if there is one."""
+        return url if self.network is None else self.network.connect(source, target, url)
 
     def begin(self, begin: float) -> None:
         """Let the traffic begin at a moment of the monotonic clock."""
@@ -286,9 +295,9 @@ class Fleet:
         for worker in self._all_workers():
             worker.kill()
             worker.counts.close()
-        if self.cable is not None:
-            self.cable.close()
         stop(self.centrals, PATIENCE)
+        if self.network is not None:
+            self.network.close()
         shutil.rmtree(self.folder)
 
     def _all_workers(self) -> list[Worker]:
@@ -296,16 +305,18 @@ class Fleet:
 
     # What came of it
 
-    def course(self, user: str) -> Course:
-        """All that was admitted and refused to a user, on all nodes."""
+    def course(self, user: str, *names: str) -> Course:
+        """All that was admitted and refused to a user, on all nodes or on those of these names."""
         admitted, refused = [0] * BINS, [0] * BINS
         for node, coming in zip(self.nodes, self._traffic, strict=True):
+            if names and node.name not in names:
+                continue
             index = [traffic.user for traffic in coming].index(user)
             for worker in node.workers:
                 for number, counts in enumerate(worker.counts.bins(0, BINS)):
                     admitted[number] += counts[index][0]
                     refused[number] += counts[index][1]
-        parts = [*self.centrals, *self.nodes, *([self.cable] if self.cable else [])]
+        parts = [*self.centrals, *self.nodes, *([self.network] if self.network else [])]
         pauses = [
             (begin - self._begin, end - self._begin)
             for part in parts

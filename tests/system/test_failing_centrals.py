@@ -80,10 +80,10 @@ KNOWING = {  # It knows what was when it is there again
     ),
     "cut off": FaultPlan(
         [
-            (8.3, lambda fleet: fleet.cable.cut(), at_once),
-            (18.3, lambda fleet: fleet.cable.mend(), at_once),
+            (8.3, lambda fleet: fleet.network.cut("central"), at_once),
+            (18.3, lambda fleet: fleet.network.mend(), at_once),
         ],
-        {"has_cable": True},
+        {"has_network": True},
     ),
 }
 FORGETFUL = {  # It, or another, knows nothing

@@ -7,55 +7,26 @@ for.
 """
 
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
 
 from sluicegate.demo.traffic import Traffic
-from sluicegate.quota.messages import Ack, Quota, Report
-from sluicegate.quota.wire import NodeWire
+from sluicegate.quota.messages import Ack, Quota
 from tests.system.course import Course
-from tests.system.elected_fleet import ElectedCentral, ElectedFleet, Story, tell
+from tests.system.elected_fleet import ElectedFleet, Story, tell
 from tests.system.fleet import State, begin_together, toml
 from tests.system.outcome import WARM, assert_near, assert_served
+from tests.system.spy import Spy
 
 SECONDS = 18.0
 HELD = 100.0
 FAILOVER = 3.0  # seconds until another leads: a lease of 2, and what two attempts may take
 FROZEN = 4.5  # longer than a lease, and than an election
 POLLED = 0.5  # how late a change may be seen
-
-
-class Spy:
-    """A node of the test's own, connected to one central: it notes all that this one sends."""
-
-    def __init__(self, central: ElectedCentral) -> None:
-        self._wire = NodeWire()
-        self._sequence = 0
-        self.socket: ClientConnection = connect(
-            central.url.replace("http", "ws"), subprotocols=["sluicegate.v1"], ping_interval=None
-        ).__enter__()
-
-    def report(self, epoch: int) -> None:
-        self._sequence += 1
-        slot = int(time.time()) - 1
-        report = Report("spy", 1, self._sequence, epoch, self._sequence - 1, slot, 1.0, {})
-        self.socket.send(self._wire.write(report))
-
-    def messages(self, seconds: float) -> list[Ack | Quota]:
-        """What arrives until nothing has come for some time."""
-        found: list[Ack | Quota] = []
-        try:
-            while True:
-                found.append(self._wire.read(self.socket.recv(timeout=seconds)))
-        except (TimeoutError, ConnectionClosed):
-            return found
 
 
 @dataclass
@@ -111,7 +82,7 @@ def kill_and_freeze(fleet: ElectedFleet, run: Run) -> Story:
     run.at["thawed"] = fleet.now
     frozen.thaw()
     run.spied = spy.messages(1.0)
-    spy.socket.close()
+    spy.close()
     run.said["thawed"] = frozen.status() or {}
     yield lambda: fleet.now > SECONDS
 

@@ -185,7 +185,7 @@ class Fleet:
         for central in self.centrals:
             central.set_address(_free_address())
         for central in self.centrals:
-            central.join(self.centrals)
+            central.join({member.name: member.url for member in self.centrals})
         self._start_centrals()
 
     def _start_centrals(self) -> None:

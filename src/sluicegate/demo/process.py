@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,10 +126,10 @@ class Central(Process):
         super().__init__(folder, name, "sluicegate.demo.metered")
         self.set_address(listen)
 
-    def join(self, members: Sequence["Central"]) -> None:
-        """Elect a leader among the members, of which this is one; all addresses are fixed."""
-        peers = ",".join(f"{member.name}={member.url}" for member in members)
-        self._options += ["--name", self.name, "--peers", peers, "--election", "paxos"]
+    def join(self, members: Mapping[str, str], election: str = "paxos") -> None:
+        """Elect a leader among the members, of which this is one; `members` are URLs by name."""
+        peers = ",".join(f"{name}={url}" for name, url in members.items())
+        self._options += ["--name", self.name, "--peers", peers, "--election", election]
         self.set_address(self.url.removeprefix("http://"))
 
     def set_address(self, listen: str) -> None:

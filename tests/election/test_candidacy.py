@@ -20,6 +20,7 @@ def test_the_deadline_counts_from_before_the_request_was_sent() -> None:
     one = candidacy()
     one.apply(Held(sent=10.0, lease=LEASE, epoch=7), now=11.0)
     assert one.deadline == pytest.approx(10.0 + SAFE)
+    assert one.confirmed == 10.0
     assert (one.epoch, one.leader(11.0)) == (7, "a")
     assert one.is_leader(10.0 + SAFE - 0.001)
     assert not one.is_leader(10.0 + SAFE)

@@ -83,6 +83,7 @@ class Candidacy:
         self.epoch = 0  # the highest known
         self.next_at = -math.inf  # when to ask the store
         self.deadline = -math.inf  # until when this candidate leads
+        self.confirmed = -math.inf  # when the last request was sent that has held the lease
         self._lease = lease
         self._jitter = jitter
         self._failures = 0  # in a row
@@ -160,6 +161,7 @@ class Candidacy:
         self._other_until = -math.inf
         self.epoch = held.epoch
         self.deadline = max(self.deadline, deadline)
+        self.confirmed = max(self.confirmed, held.sent)
         self.next_at = held.sent + held.lease * _RENEW_PART
 
     def _stop(self) -> None:

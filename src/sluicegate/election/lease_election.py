@@ -79,6 +79,11 @@ class LeaseElection(Election):
     def leader(self) -> str | None:
         return self._candidacy.leader(boottime())
 
+    @property
+    def confirmed(self) -> float:
+        """At this time of `boottime()` or later the lease was this candidate's."""
+        return self._candidacy.confirmed
+
     async def changed(self) -> None:
         await self._signal.wait()
 

@@ -1,10 +1,12 @@
 """A central and its election: when it leads, in which epoch, and what it sends without a lease."""
 
 import asyncio
+import math
 import time
 
 import pytest
 
+from sluicegate.election.election import boottime
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.central.leadership import ElectedLeadership, EpochFloor, Peer, epoch_bound
 from sluicegate.quota.central.state import CentralState
@@ -18,7 +20,8 @@ from tests.harness.waits import wait_until
 class Candidate:
     """A state and an election that the test decides; `sent` is what it has announced."""
 
-    def __init__(self, *, known: int = 0, has_own_epochs: bool = False) -> None:
+    def __init__(self, *, known: int = 0, is_store: bool = False) -> None:
+        self.confirmed = -math.inf  # when the store has last said so, if there is one
         self.election = ScriptedElection()
         self.state = CentralState(
             "a",
@@ -33,7 +36,7 @@ class Candidate:
             self.state,
             self.election,
             self.floor,
-            has_own_epochs=has_own_epochs,
+            confirmed=(lambda: self.confirmed) if is_store else None,
             members={"a": "ws://a:1/", "b": "ws://b:1/"},
             is_connected=lambda peer: True,
             clock=lambda: 0.1,
@@ -146,13 +149,15 @@ def test_the_epoch_of_the_state_file_is_below_the_floor() -> None:
 
 def test_where_an_election_cannot_be_raised_the_leader_counts_from_the_floor() -> None:
     """Revisions of etcd are small numbers."""
-    a = Candidate(has_own_epochs=True)
+    a = Candidate(is_store=True)
     a.hear(1_800_000_000)
     a.win(12)
     assert a.state.epoch == 1_800_000_001
     a.hear(1_800_000_001)  # its own
     a.win(12)
     assert a.state.epoch == 1_800_000_001
+    a.hear(1_800_000_400)
+    a.confirmed = boottime()
     a.hear(1_800_000_400)
     assert (a.state.leads, a.state.epoch, a.leadership.wins) == (True, 1_800_000_401, 1)
     a.lose("b", 13)
@@ -163,7 +168,7 @@ def test_where_an_election_cannot_be_raised_the_leader_counts_from_the_floor() -
 
 def test_a_leader_that_counts_from_the_floor_leads_again_after_it_has_lost_its_lease() -> None:
     """Redis restarts: nodes still report the epoch in which this central led, and none above."""
-    a = Candidate(has_own_epochs=True)
+    a = Candidate(is_store=True)
     a.hear(1_800_000_000)
     a.win(2)
     a.lose(None, 2)
@@ -172,11 +177,11 @@ def test_a_leader_that_counts_from_the_floor_leads_again_after_it_has_lost_its_l
     assert (a.state.leads, a.state.epoch, a.leadership.wins) == (True, 1_800_000_002, 2)
 
 
-@pytest.mark.parametrize("has_own_epochs", [False, True])
+@pytest.mark.parametrize("is_store", [False, True])
 def test_a_node_that_raises_the_epoch_with_each_report_does_not_fill_the_log(
-    has_own_epochs: bool, caplog: pytest.LogCaptureFixture
+    is_store: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a = Candidate(has_own_epochs=has_own_epochs)
+    a = Candidate(is_store=is_store)
     a.win(7)
     with caplog.at_level("INFO", "sluicegate.quota"):
         for epoch in range(100, 200):
@@ -185,6 +190,19 @@ def test_a_node_that_raises_the_epoch_with_each_report_does_not_fill_the_log(
     assert [each.message for each in caplog.records] == [
         "node 'n' reports epoch 100, above the leader's 7: raising the epoch"
     ]
+
+
+def test_a_leader_whose_lease_is_in_doubt_does_not_go_above_the_epoch_of_its_successor() -> None:
+    """Redis has lost the lease, and another leads: nodes that follow it report to both."""
+    a = Candidate(is_store=True)
+    a.win(1)
+    a.confirmed = boottime()
+    a.sent.clear()
+    for _ in range(2):
+        a.hear(2)
+    assert (a.state.epoch, a.sent) == (1, [])
+    a.lose("b", 2)  # its next renewal tells
+    assert (a.state.leads, a.state.epoch) == (False, 2)
 
 
 def test_an_epoch_far_ahead_is_refused_by_a_leader_and_ignored_by_a_standby() -> None:

@@ -14,8 +14,10 @@ their disks. They would ignore the new leader for ever. `EpochFloor` collects wh
 state file tell, and a new epoch is above it. The Paxos election carries the floor through its
 quorum: a leader that hears of a higher epoch takes the one above with its next renewal, and all
 later ones are above that. For etcd and Redis, whose numbers cannot be raised, the leader itself
-counts from the floor. Two leaders could then use one number only if the second has heard no node
-that the first has led; nodes that follow neither are not harmed, and a report raises it again.
+counts from the floor, once the store has confirmed its lease since it heard of the higher epoch. If
+the store has lost that lease, the epoch is a successor's, and to go above it would take the nodes
+back. Two leaders could then use one number only if the second has heard no node that the first has
+led; nodes that follow neither are not harmed, and a report raises it again.
 
 The alternative was the wall clock as the floor of each new epoch. It needs no evidence, but one
 central whose clock is a year ahead would take the epochs of the fleet a year ahead, for good; and
@@ -31,7 +33,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from sluicegate.election.election import Election
+from sluicegate.election.election import Election, boottime
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.messages import Quota, Report
@@ -165,7 +167,8 @@ class EpochFloor:
 class ElectedLeadership:
     """Keeps a state in step with an election. `deliver` sends what a new leader announces.
 
-    `has_own_epochs`: the election does not know the floor, so that epochs are raised here.
+    `confirmed`: for an election that does not know the floor, so that epochs are raised here: the
+    lease is known to have been this central's at this time of `boottime()` or later.
     `members`: the URLs of all centrals by name.
     """
 
@@ -175,7 +178,7 @@ class ElectedLeadership:
         election: Election,
         floor: EpochFloor,
         *,
-        has_own_epochs: bool = False,
+        confirmed: Callable[[], float] | None = None,
         members: Mapping[str, str] | None = None,
         is_connected: Callable[[str], bool | None] = lambda peer: None,
         clock: Callable[[], float] = time.monotonic,
@@ -188,7 +191,8 @@ class ElectedLeadership:
         self._clock = clock
         self._members = dict(members or {})
         self._is_connected = is_connected
-        self._has_own_epochs = has_own_epochs
+        self._confirmed = confirmed
+        self._heard_at = -math.inf  # when nodes told of the epoch below the floor, by `boottime()`
         self._term = 0  # the election's epoch of the leadership that the state is in; 0: standby
         self._warning = _EpochWarning()
         self._task: asyncio.Task[None] | None = None
@@ -229,9 +233,9 @@ class ElectedLeadership:
             self.know(report.epoch)
             return
         check_epoch(report)
-        if not self._floor.hear(report.epoch):
-            return
-        self._warning.log(now, report, self._state.epoch)
+        if self._floor.hear(report.epoch):
+            self._heard_at = boottime()
+            self._warning.log(now, report, self._state.epoch)
         self.update(now)
 
     def know(self, epoch: int) -> None:
@@ -240,8 +244,9 @@ class ElectedLeadership:
             self._floor.hear(epoch)
 
     def raise_epoch(self, now: float) -> None:
-        """Go on in a higher epoch as soon as the election allows it."""
-        self._floor.hear(self._state.epoch)
+        """Go on in a higher epoch as soon as the election allows it. To be called until it does."""
+        if self._floor.hear(self._state.epoch):
+            self._heard_at = boottime()
         self.update(now)
 
     def update(self, now: float) -> None:
@@ -250,8 +255,8 @@ class ElectedLeadership:
             self._follow(now)
             return
         term = self.election.epoch
-        epoch = self._own_epoch(term) if self._has_own_epochs else term
-        if term == self._term and epoch <= self._state.epoch:
+        epoch = term if self._confirmed is None else self._own_epoch(term)
+        if term == self._term and (epoch <= self._state.epoch or not self._may_raise()):
             return
         if epoch <= self._state.epoch:
             _logger.error(
@@ -276,6 +281,13 @@ class ElectedLeadership:
         """
         epoch = max(term, self._floor())
         return epoch if term == self._term else max(epoch, self._state.epoch + 1)
+
+    def _may_raise(self) -> bool:
+        """Whether the lease was this central's after nodes told of a higher epoch.
+
+        If not yet, the next report asks again: nodes ignore this central until it is above.
+        """
+        return self._confirmed is None or self._confirmed() > self._heard_at
 
     def _follow(self, now: float) -> None:
         known = self.election.epoch

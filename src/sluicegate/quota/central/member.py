@@ -11,6 +11,7 @@ import ssl
 from urllib.parse import unquote
 
 from sluicegate.election.election import Election
+from sluicegate.election.lease_election import LeaseElection
 from sluicegate.election.paxos import PaxosLease
 from sluicegate.errors import ConfigError, ProtocolError
 from sluicegate.quota.central.leadership import ElectedLeadership, EpochFloor
@@ -53,7 +54,7 @@ class Member:
             state,
             self.election,
             self.floor,
-            has_own_epochs=not self.membership.is_paxos,
+            confirmed=self._confirmed if isinstance(self.election, LeaseElection) else None,
             members=self.membership.urls,
             is_connected=self._is_connected,
         )
@@ -102,6 +103,10 @@ class Member:
             self.election.receive(peer, message)
         else:
             raise ProtocolError("this central takes no part in a Paxos election")
+
+    def _confirmed(self) -> float:
+        assert isinstance(self.election, LeaseElection)
+        return self.election.confirmed
 
     def _is_connected(self, peer: str) -> bool | None:
         link = self._transport.links.get(peer)

@@ -4,6 +4,7 @@ The real state machines of centrals and nodes; the election is scripted. Each se
 with a limit of its own and demand of three times that on two nodes.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
@@ -49,7 +50,7 @@ class CentralMachine:
             self.state,
             self.election,
             self.floor,
-            has_own_epochs=True,
+            confirmed=lambda: math.inf,
             clock=lambda: fleet.now,
         )
         self.leadership.deliver = self.deliver

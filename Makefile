@@ -10,10 +10,15 @@ CORE := $(shell find src -name '*.pyx' -o -name '*.pxd')
 PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(($$(nproc) + 1))) --dist loadfile --no-loadscope-reorder
 # What computes and has no real time in it: a busy machine makes it slower, and nothing else.
 WITHOUT_REAL_TIME := --ignore=tests/sim --ignore=tests/test_package.py -m "not hypothesis"
+# What does not wait for each other is done at once: pip and the checks use one core, gcc all.
+AT_ONCE := $(MAKE) --no-print-directory --output-sync=line --jobs=$(shell nproc) AT_ONCE_HERE=yes
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-busy lint bench soak clean
+CHECKS := check-stubs check-types check-cython check-style check-imports
+.PHONY: help demo test test-busy lint bench soak clean $(CHECKS)
+ifndef AT_ONCE_HERE
 .NOTPARALLEL:
+endif
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -27,12 +32,23 @@ test: lint ## what a change must pass: lint, types, import contracts, tests, cov
 test-busy: .venv/test .venv/core ## the tests with real time in them, while the machine is kept busy
 	$(BIN)/python -m tests.busy $(PYTEST) tests $(WITHOUT_REAL_TIME) --durations=10
 
-lint: .venv/test .venv/core ## style, types and import contracts
+lint: .venv/made ## style, types and import contracts
+	@$(AT_ONCE) $(CHECKS)
+
+check-stubs: .venv/core .venv/test
+	$(BIN)/python -m mypy.stubtest sluicegate
+
+check-types: .venv/test
+	$(BIN)/mypy
+
+check-cython: .venv/test
+	$(BIN)/cython-lint src
+
+check-style: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/cython-lint src
-	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest sluicegate
+
+check-imports: .venv/test
 	$(BIN)/lint-imports
 
 bench: .venv/bench .venv/core ## ours and the peers side by side; ONLY=limits runs one part
@@ -67,7 +83,7 @@ clean: ## remove .venv and everything that was built
 	@touch $@
 
 # The core is compiled once, in its place, whatever is installed after that.
-.venv/demo .venv/test .venv/bench: .venv/%: .venv/made Makefile pyproject.toml setup.py | .venv/core
+.venv/demo .venv/test .venv/bench: .venv/%: .venv/made Makefile pyproject.toml setup.py
 	@echo "sluicegate: installing what 'make $*' needs"
 	@SLUICEGATE_CORE_IS_COMPILED=1 $(PIP) --no-build-isolation --editable ".[$(EXTRA_$*)]"
 	@touch $@

@@ -13,6 +13,8 @@ WITHOUT_REAL_TIME := --ignore=tests/sim --ignore=tests/test_package.py -m "not h
 # What does not wait for each other is done at once: pip and the checks use one core, gcc all.
 AT_ONCE := $(MAKE) --no-print-directory --output-sync=line --jobs=$(shell nproc) AT_ONCE_HERE=yes
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Tests start hundreds of processes: each would compile the package once more.
+export PYTHONDONTWRITEBYTECODE :=
 
 CHECKS := check-stubs check-types check-cython check-style check-imports
 .PHONY: help demo test test-busy lint bench soak clean $(CHECKS)

@@ -72,7 +72,11 @@ ROWS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
 
 
 # Steady traffic without faults, and no figure of a minute: half of the time shows the same.
-SECONDS = dict.fromkeys(("two-resources", "flood", "fairness", "small-50", "doorman-1"), 60.0)
+SECONDS = {
+    **dict.fromkeys(("two-resources", "flood", "fairness", "small-50", "doorman-1"), 60.0),
+    "doorman-4": 60.0,
+    "doorman-5": 40.0,
+}
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -8,6 +8,8 @@ import pytest
 from sluicegate.sim.runner import Result, run
 from sluicegate.sim.scenario import Scenario, read
 
+# What a run does is measured by one of the busy scenario. Tests of runs that do no more, and take
+# three times as long when they are measured, are marked `no_cover`.
 BUSY = """
 title = "A bit of everything"
 about = "Nodes and leaders die, the network is bad, users hop and pay what they pay."
@@ -139,6 +141,7 @@ unrecorded = 0
 """
 
 
+@pytest.mark.no_cover
 def test_a_run_tells_its_figures_and_the_goals_it_missed() -> None:
     good = run(scenario(STEADY))
     assert good.missed == []
@@ -162,6 +165,7 @@ def test_what_passed_before_a_long_silence_stays_booked() -> None:
     assert result.measures.unrecorded == 0.0
 
 
+@pytest.mark.no_cover
 def test_what_a_crash_without_a_disk_loses_is_known() -> None:
     crash = "\n[[fault]]\nat = 15.5\nwhat = 'crash'\nmachine = 'node-1'\nseconds = 2\ndisk = {}\n"
     without = run(scenario(STEADY + crash.format("false")))
@@ -235,6 +239,7 @@ def test_an_unknown_system_is_refused() -> None:
         run(scenario(STEADY), system="luck")
 
 
+@pytest.mark.no_cover
 def test_progress_is_told() -> None:
     told: list[float] = []
     run(scenario(STEADY), progress=told.append)

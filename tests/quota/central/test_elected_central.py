@@ -181,6 +181,27 @@ def test_a_member_file_is_for_one_process_alone(tmp_path: Path) -> None:
         assert get(group.running["a"], "/healthz") == "ok"  # the first one is not harmed
 
 
+def test_a_central_whose_list_differs_takes_no_part(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CentralGroup(tmp_path, started=["a", "b"]) as group:
+        group.wait_for_leader()
+        longer = group.urls | {"d": "ws://127.0.0.1:1/"}
+        central = Central(
+            [],
+            name="c",
+            listen=group.addresses["c"],
+            peers=longer,
+            election="paxos",
+            state=tmp_path / "c.state",
+            lease=1.0,
+        )
+        with central:
+            wait_for(lambda: "--peers differs: expected a,b,c, got 'a,b,c,d'" in caplog.text)
+            assert get(central, "/api/status")["leader"] is None
+        group.wait_for_leader()
+
+
 def test_a_witness_serves_peers_alone(tmp_path: Path) -> None:
     group = CentralGroup(tmp_path, names=["a", "w"])
     with group.witness("w", peer_token=TOKEN):

@@ -30,9 +30,11 @@ from sluicegate.quota.central.lending.messages import Borrow, Lend
 from sluicegate.quota.central.member import paxos_lease, peer_tls
 from sluicegate.quota.central.membership import PAXOS, check_membership
 from sluicegate.quota.central.net.connection import (
+    HELLO_HEADERS,
     PEER,
     STOPPING,
     CloseReason,
+    PeerHello,
     truncate_reason,
 )
 from sluicegate.quota.central.net.handshake import Handshake, check_handshake
@@ -177,10 +179,10 @@ class Witness:
         assert connection.request is not None
         self._silent.pop(connection, None)
         headers = connection.request.headers
-        peer = headers.get("Sluicegate-Peer")
-        refused = self._refuse(connection.request) or self._transport.refuse(peer)
-        if refused is not None or peer is None:
-            refused = refused or CloseReason.denied("no Sluicegate-Peer header")
+        hello = PeerHello(*(_join(headers, header) for header in HELLO_HEADERS))
+        peer = hello.name or ""
+        refused = self._refuse(connection.request) or self._transport.refuse(hello)
+        if refused is not None:
             _logger.info("connection closed: %s (%s)", connection.remote_address, refused.reason)
             await connection.close(refused.code, truncate_reason(refused.reason))
             return

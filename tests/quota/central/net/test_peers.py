@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,16 @@ class Member:
         if isinstance(message, Prepare):
             self.transport.send(peer, Promise(message.ballot, 5, None, 0.0))
 
-    def open(self, name: str | None = "b", token: str | None = None, **options: Any) -> Any:
-        headers = {} if name is None else {"Sluicegate-Peer": name}
+    def open(
+        self,
+        name: str | None = "b",
+        token: str | None = None,
+        hello: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Any:
+        headers = dict(hello or {})
+        if name is not None:
+            headers["Sluicegate-Peer"] = name
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         return connect(
@@ -174,6 +182,25 @@ def test_a_peer_is_one_of_the_members(name: str | None) -> None:
         assert code == 1008
         assert reason.startswith("denied: unknown peer")
         assert reason.endswith("expected one of: b")
+
+
+@pytest.mark.parametrize(
+    ("hello", "fault"),
+    [
+        ({"Sluicegate-Peer-To": "a", "Sluicegate-Members": "a,b"}, None),
+        ({"Sluicegate-Peer-To": "c"}, "this is a, not 'c': check the URLs in --peers"),
+        ({"Sluicegate-Members": "a,b,c"}, "--peers differs: expected a,b, got 'a,b,c'"),
+    ],
+)
+def test_a_peer_means_this_member_and_knows_the_same_ones(
+    hello: dict[str, str], fault: str | None
+) -> None:
+    with member() as a, a.open(hello=hello) as socket:
+        if fault is None:
+            socket.send(encode(Prepare(BALLOT, 2.0)).decode())
+            assert b"promise" in socket.recv(timeout=PATIENCE, decode=False)
+        else:
+            assert closed_with(socket) == (1008, f"denied: {fault}")
 
 
 def test_a_central_without_an_election_serves_no_peers() -> None:

@@ -15,12 +15,14 @@ from typing import NamedTuple, TypeAlias
 __all__ = [
     "CLASSIC",
     "FAILED",
+    "HELLO_HEADERS",
     "PEER",
     "STOPPING",
     "V1",
     "CloseReason",
     "Connection",
     "Kind",
+    "PeerHello",
     "truncate_reason",
 ]
 
@@ -41,7 +43,7 @@ class Connection:
     port: int
     since: float
     node: str | None = None  # None until its first message
-    peer: str | None = None  # the other central, if it is one
+    hello: "PeerHello | None" = None  # of another central, if it is one
     frames: int = 0
     last_slot: int | None = None  # of its last report
     quota_sent: float | None = None
@@ -51,6 +53,18 @@ class Connection:
     def __str__(self) -> str:
         # A name comes from the network: as a literal it cannot break a line of the log.
         return f"{self.node!r} ({self.address}:{self.port}, {self.kind})"
+
+
+# Of a `PeerHello`, field by field.
+HELLO_HEADERS = ("Sluicegate-Peer", "Sluicegate-Peer-To", "Sluicegate-Members")
+
+
+class PeerHello(NamedTuple):
+    """What a central says when it connects to a peer. None: it does not say."""
+
+    name: str | None = None
+    to: str | None = None  # the peer, by the name that it has in the list
+    members: str | None = None  # the list: all names, sorted, with commas between
 
 
 class CloseReason(NamedTuple):

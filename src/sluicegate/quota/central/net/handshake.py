@@ -2,22 +2,31 @@
 
 The path is `/` or `/throttle`. A client that asks for the subprotocol `sluicegate.v1` speaks it,
 one that asks for none speaks the classic protocol. Another central asks for `sluicegate.peer.v1`,
-has a token of its own, and says its name in `Sluicegate-Peer`. A browser is not a node: a page that
-is open on this machine must not reach a central that listens without a token, so an `Origin` that
-is not the central's own address is denied, and so is a `Host` that is not this machine's.
+has a token of its own, and says who it is, whom it means and who the members are (`PeerHello`). A
+browser is not a node: a page that is open on this machine must not reach a central that listens
+without a token, so an `Origin` that is not the central's own address is denied, and so is a `Host`
+that is not this machine's.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from sluicegate.quota.central.net.connection import CLASSIC, PEER, V1, CloseReason, Kind
+from sluicegate.quota.central.net.connection import (
+    CLASSIC,
+    PEER,
+    V1,
+    CloseReason,
+    Kind,
+    PeerHello,
+)
 from sluicegate.quota.central.net.tokens import Tokens, is_this_machine
 from sluicegate.quota.wire import SUBPROTOCOL
 
 __all__ = ["Handshake", "check_handshake"]
 
 _PATHS = ("/", "/throttle")
+_NO_HELLO = PeerHello()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +39,7 @@ class Handshake:
     slot_seconds: str | None = None
     origin: str | None = None
     host: str | None = None
-    peer: str | None = None
+    hello: PeerHello = _NO_HELLO
 
 
 def check_handshake(

@@ -8,7 +8,7 @@ until a connection holds.
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from websockets.asyncio.client import connect
@@ -17,7 +17,7 @@ from websockets.typing import Subprotocol
 
 from sluicegate.errors import ProtocolError
 from sluicegate.quota.backoff import Backoff
-from sluicegate.quota.central.net.connection import PEER
+from sluicegate.quota.central.net.connection import HELLO_HEADERS, PEER, PeerHello
 from sluicegate.quota.central.net.peer_stream import PeerStream
 from sluicegate.quota.central.net.peer_wire import LARGEST_PEER_MESSAGE, PeerMessage
 
@@ -51,7 +51,10 @@ class _ConnectWithoutRedirects(connect):
 
 
 class PeerLink:
-    """One peer. `receive(peer, message)` gets its answers; it may raise ProtocolError."""
+    """One peer. `receive(peer, message)` gets its answers; it may raise ProtocolError.
+
+    `members`: the names of all, this one included, for the peer to compare.
+    """
 
     def __init__(
         self,
@@ -60,11 +63,13 @@ class PeerLink:
         options: PeerOptions,
         receive: Callable[[str, PeerMessage], None],
         backoff: Backoff | None = None,
+        members: Iterable[str] = (),
     ) -> None:
         self.peer = peer
         self.url = url
         self._options = options
         self._receive = receive
+        self._members = ",".join(sorted(members))
         self._backoff = backoff or Backoff(longest=_LONGEST_BACKOFF)
         self._stream: PeerStream | None = None
         self._logged_problem: str | None = None
@@ -118,7 +123,8 @@ class PeerLink:
 
     async def _connect_once(self) -> None:
         options = self._options
-        headers = {"Sluicegate-Peer": options.name}
+        hello = PeerHello(options.name, self.peer, self._members)
+        headers = {name: text for name, text in zip(HELLO_HEADERS, hello, strict=True) if text}
         if options.token is not None:
             headers["Authorization"] = f"Bearer {options.token}"
         async with _ConnectWithoutRedirects(

@@ -6,7 +6,7 @@ Its proposals come in here, and the answers go back. A bad frame ends this conne
 from collections.abc import Callable
 
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.central.net.connection import CloseReason, Connection
+from sluicegate.quota.central.net.connection import CloseReason, Connection, PeerHello
 from sluicegate.quota.central.net.peer_transport import PeerTransport
 from sluicegate.quota.central.net.peer_wire import (
     LARGEST_PEER_MESSAGE,
@@ -26,10 +26,11 @@ def peer_session_factory(registry: ConnectionRegistry, transport: PeerTransport)
     def open_session(
         socket: NodeSocket, connection: Connection, is_admin: bool
     ) -> Session | CloseReason:
-        refused = transport.refuse(connection.peer)
+        hello = connection.hello or PeerHello()
+        refused = transport.refuse(hello)
         if refused is not None:
             return refused
-        peer = connection.peer or ""
+        peer = hello.name or ""
 
         def lost() -> None:
             registry.remove(socket)

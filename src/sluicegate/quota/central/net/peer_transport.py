@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from sluicegate.quota.central.net.connection import CloseReason
+from sluicegate.quota.central.net.connection import CloseReason, PeerHello
 from sluicegate.quota.central.net.peer_link import PeerLink, PeerOptions
 from sluicegate.quota.central.net.peer_wire import PeerMessage, is_answer
 
@@ -35,9 +35,12 @@ class PeerTransport:
 
     def __init__(self, peers: Mapping[str, str], options: PeerOptions) -> None:
         self.links = {
-            peer: PeerLink(peer, url, options, lambda *got: self.receive(*got))
+            peer: PeerLink(
+                peer, url, options, lambda *got: self.receive(*got), members=(options.name, *peers)
+            )
             for peer, url in peers.items()
         }
+        self._name = options.name
         self.receive: Callable[[str, PeerMessage], None] = _drop
         self._accepted: dict[str, AcceptedPeer] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,12 +69,26 @@ class PeerTransport:
         if way is not None:
             way.send(message)
 
-    def refuse(self, peer: str | None) -> CloseReason | None:
-        """Why a connection of a peer of this name is refused; None: it is accepted."""
-        if peer in self.links:
-            return None
-        expected = ", ".join(sorted(self.links))
-        return CloseReason.denied(f"unknown peer {peer!r:.50}, expected one of: {expected}")
+    def refuse(self, hello: PeerHello) -> CloseReason | None:
+        """Why a connection that begins with these words is refused; None: it is accepted.
+
+        A member that counts another one twice, or knows of others, has another majority.
+        """
+        if hello.name not in self.links:
+            expected = ", ".join(sorted(self.links))
+            return CloseReason.denied(
+                f"unknown peer {hello.name!r:.50}, expected one of: {expected}"
+            )
+        if hello.to not in (None, self._name):
+            return CloseReason.denied(
+                f"this is {self._name}, not {hello.to!r:.50}: check the URLs in --peers"
+            )
+        members = ",".join(sorted((self._name, *self.links)))
+        if hello.members not in (None, members):
+            return CloseReason.denied(
+                f"--peers differs: expected {members}, got {hello.members!r:.60}"
+            )
+        return None
 
     def accept(self, peer: str, connection: AcceptedPeer) -> None:
         """A peer has connected; an earlier connection of it is closed."""

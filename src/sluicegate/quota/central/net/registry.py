@@ -112,7 +112,7 @@ class ConnectionRegistry:
         # There is one connection of each peer, and nodes must not be able to keep them out.
         if len(self._sockets) >= self._max_connections and kind != PEER:
             return CloseReason.overloaded(f"too many connections, at most {self._max_connections}")
-        connection = Connection(kind, address, port, time.time(), peer=handshake.peer)
+        connection = Connection(kind, address, port, time.time(), hello=handshake.hello)
         is_admin = self.tokens.allows("admin", handshake.authorization)
         session = self._protocols[kind](socket, connection, is_admin)
         if not isinstance(session, CloseReason):

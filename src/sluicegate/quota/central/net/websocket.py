@@ -39,10 +39,12 @@ from websockets.typing import Subprotocol
 
 from sluicegate.quota.central.net.connection import (
     FAILED,
+    HELLO_HEADERS,
     PEER,
     STOPPING,
     CloseReason,
     Connection,
+    PeerHello,
     truncate_reason,
 )
 from sluicegate.quota.central.net.handshake import Handshake
@@ -399,7 +401,7 @@ class NodeSocket(asyncio.Protocol):
             slot_seconds=_single_header(headers.get_all("Sluicegate-Slot-Seconds")),
             origin=_single_header(headers.get_all("Origin")),
             host=_single_header(headers.get_all("Host")),
-            peer=_single_header(headers.get_all("Sluicegate-Peer")),
+            hello=PeerHello(*(_single_header(headers.get_all(header)) for header in HELLO_HEADERS)),
         )
         session = self._open_session(self, handshake, self._address, self._port)
         if isinstance(session, CloseReason):

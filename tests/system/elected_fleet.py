@@ -34,7 +34,8 @@ Story = Generator[Callable[[], Any], None, None]
 
 _STATUS_SECONDS = 2.0
 _CHANGE = re.compile(
-    r"^(\S+ \S+) \w+ central \S+ (?:leads, epoch (\d+)|no longer leads)$", re.MULTILINE
+    r"^(\S+ \S+) \w+ central \S+ (?:leads, epoch (\d+)|no longer leads: its lease ended)$",
+    re.MULTILINE,
 )
 
 

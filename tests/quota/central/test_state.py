@@ -8,6 +8,7 @@ from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.ledger.ledger import Ledger
 from sluicegate.quota.messages import Ack, Ask, Credit, Line, Quota, Report, UserAsk
 from tests.harness.spending_nodes import START, entry
+from sluicegate.quota.stable_hash import report_delay
 
 
 def central(name: str = "c1", *, wall: float = float(START), epoch: int = 1) -> CentralState:
@@ -147,8 +148,9 @@ def test_a_standby_keeps_the_slots_of_the_leader_whatever_its_own_clock_says(ske
     state = central(wall=START + skew, epoch=0)
     for second in range(1, 20):
         # Slots end on the leader's clock at whole seconds; reports are 20 to 80 ms on their way.
-        delay = 0.02 + 0.06 * (second % 4) / 3
-        state.receive(second + delay, report(second, START + second - 1, epoch=4))
+        delay = report_delay("n", 1.0) + 0.02 + 0.06 * (second % 4) / 3
+        told = report(second, START + second - 1, since=second - 1, epoch=4)
+        state.receive(second + delay, told)
         assert state.tick(second + 0.7) == []
     state.lead(20.0, 5)
     assert state.time(20.0) == pytest.approx(START + 20.0, abs=0.05)
@@ -167,8 +169,8 @@ def test_one_node_that_is_wrong_about_the_time_moves_nobody() -> None:
     for second in range(1, 20):
         for number, node in enumerate("abc"):
             slot = START + second - 1 + (3600 if node == "b" else 0)
-            told = report(second, slot, epoch=4)._replace(node=node)
-            state.receive(second + 0.02 + 0.01 * number, told)
+            told = report(second, slot, since=second - 1, epoch=4)._replace(node=node)
+            state.receive(second + report_delay(node, 1.0) + 0.01 * number, told)
     assert state.time(20.0) == pytest.approx(START + 20.0, abs=0.05)
 
 

@@ -6,6 +6,7 @@ from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.ledger.ledger import Ledger
 from sluicegate.quota.ledger.limit_entry import Entry
 from sluicegate.quota.messages import Ask, Credit, Line, Report, UserAsk
+from sluicegate.quota.stable_hash import report_delay
 
 START = 1_800_000_000
 RATE = 100.0
@@ -13,17 +14,29 @@ BURST = 0.25 * RATE
 NODES = ("a", "b")
 
 
-def standby() -> CentralState:
-    entry = Entry("front", "*", rates={"r": RATE}, burst_seconds=0.25)
+def standby(burst_seconds: float = 0.25) -> CentralState:
+    entry = Entry("front", "*", rates={"r": RATE}, burst_seconds=burst_seconds)
     return CentralState("c2", Ledger([entry]), now=0.0, wall=float(START))
 
 
-def report(state: CentralState, node: str, slot: int, total: float, *, sequence: int) -> None:
+def report(
+    state: CentralState,
+    node: str,
+    slot: int,
+    total: float,
+    *,
+    sequence: int,
+    since: int | None = None,
+    granted: float | None = None,
+    rejected: int = 9,
+) -> None:
     """A node reports in the slot after `slot`; it has used all that the leader has granted it."""
-    line = Line(total, 9, int(total), 0.0, 0.0, total, 0.0)
+    granted = total if granted is None else granted
+    line = Line(total, rejected, int(total), 0.0, 0.0, granted, 0.0)
     lines = {"front": {"u": {"r": line}}}
-    sent = slot + 1.02
-    state.receive(sent, Report(node, 1, sequence, 1, sequence - 1, START + slot, sent, lines))
+    sent = slot + 1 + report_delay(node, 1.0)
+    since = sequence - 1 if since is None else since
+    state.receive(sent, Report(node, 1, sequence, 1, since, START + slot, sent, lines))
 
 
 def used_by(slot: int) -> float:

@@ -10,10 +10,11 @@ standby.
 The leader may lend services to other centrals (`lending`): those grant their services as if they
 led, in the leader's epoch and on its clock. `leads_service` says who grants what.
 
-The slots are those of the leader's clock. A central that does not lead follows them: a report
-of slot n is sent when slot n + 1 has begun, so of a node's reports the fastest one is the best
-sample of the leader's clock; of the samples of all nodes, the latest quarter is ignored, so that a
-wrong clock has no effect. When it is elected it goes on with that clock, and the nodes see no seam.
+The slots are those of the leader's clock. A central that does not lead follows them: a node sends
+its report of slot n at a known moment of slot n + 1 (`report_delay`), so of its reports the fastest
+one is the best sample of the leader's clock; of the samples of all nodes, the latest quarter is
+ignored, so that a wrong clock has no effect. When it is elected it goes on with that clock, and the
+nodes see no seam. A clock that is behind costs users the refill of that time.
 
 `now` is the monotonic time of this machine; its wall clock is read once, at the start.
 """
@@ -25,6 +26,7 @@ from typing import Protocol
 
 from sluicegate.quota.ledger.ledger import Ledger
 from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota
+from sluicegate.quota.stable_hash import report_delay
 
 __all__ = ["CentralState", "Lending", "NoLending"]
 
@@ -132,9 +134,15 @@ class CentralState:
         """When those that wait for credit are to be served; infinite: nobody waits for us."""
         return self.ledger.serve_due() - self._offset if self.grants else math.inf
 
-    def _follow_clock(self, now: float, node: str, slot: int) -> None:
+    def _follow_clock(self, now: float, report: Report) -> None:
+        node, slot_seconds = report.node, self.ledger.slot_seconds
+        begun = report.slot if report.leaving else report.slot + 1  # by the time it was sent
+        sent = begun * slot_seconds
+        if report.since and not report.leaving:
+            # Else it is the first report to us, or the last: these are sent at any moment.
+            sent += report_delay(node, slot_seconds)
         samples = self._samples.pop(node, None) or deque(maxlen=_CLOCK_SAMPLES)
-        samples.append((slot + 1) * self.ledger.slot_seconds - now)
+        samples.append(sent - now)
         self._samples[node] = samples
         self._latest[node] = max(samples)
         if len(self._samples) > _CLOCK_NODES:
@@ -211,7 +219,7 @@ class CentralState:
         if isinstance(message, Ask):
             return self._answer_ask(now, message)
         if not self.leads and message.epoch >= max(1, self.epoch):
-            self._follow_clock(now, message.node, message.slot)
+            self._follow_clock(now, message)
         slot = self.slot(now)
         was_live = self.ledger.is_live(message.node, slot)
         self.ledger.book(slot, message)

@@ -52,12 +52,10 @@ from sluicegate.quota.node.core._scan import collect, count_states
 from sluicegate.quota.node.core._user_table import UserTable
 from sluicegate.quota.node.core.leading_central import LeadingCentral
 from sluicegate.quota.node.core.slot_clock import SlotClock
-from sluicegate.quota.stable_hash import hash_fraction
+from sluicegate.quota.stable_hash import report_delay
 
 __all__ = ["NodeStatus", "Reporter"]
 
-# The reports of many nodes are spread over this part of a slot.
-_SPREAD = 0.2
 # The record of a free user never changes, but is refreshed as long as the user has requests.
 _IDLE_WINDOWS = 120
 # Idle users that are checked after each report, at least; of many, an eighth.
@@ -140,7 +138,7 @@ class Reporter:
         self._reported_window = -1  # the last window with a report
         self._collected_window = 0  # the window up to which changes have been looked for
         self._pending_reports: list[tuple[str, Report]] = []  # the next ones, until they are due
-        self._report_delay = hash_fraction(user_table.node_id) * _SPREAD * user_table.slot_seconds
+        self._report_delay = report_delay(user_table.node_id, user_table.slot_seconds)
         self._version: int | None = None  # of the limits; None: no Quota yet
         self._newcomers: dict[str, dict[str, float]] = {}  # by service
         self._nodes = 0

@@ -1,14 +1,15 @@
 """A central without its sockets: whom it answers, when it assigns, whose clock it keeps."""
 
 import math
+from typing import Any
 
 import pytest
 
 from sluicegate.quota.central.state import CentralState
 from sluicegate.quota.ledger.ledger import Ledger
 from sluicegate.quota.messages import Ack, Ask, Credit, Line, Quota, Report, UserAsk
-from tests.harness.spending_nodes import START, entry
 from sluicegate.quota.stable_hash import report_delay
+from tests.harness.spending_nodes import START, entry
 
 
 def central(name: str = "c1", *, wall: float = float(START), epoch: int = 1) -> CentralState:
@@ -172,6 +173,43 @@ def test_one_node_that_is_wrong_about_the_time_moves_nobody() -> None:
             told = report(second, slot, since=second - 1, epoch=4)._replace(node=node)
             state.receive(second + report_delay(node, 1.0) + 0.01 * number, told)
     assert state.time(20.0) == pytest.approx(START + 20.0, abs=0.05)
+
+
+def test_a_standby_is_behind_the_leader_by_no_more_than_a_message_takes() -> None:
+    state = central(wall=START - 7.0, epoch=0)
+    for second in range(1, 10):
+        for node in ("node-1", "node-2", "node-3"):
+            told = report(second, START + second - 1, since=second - 1, epoch=4)
+            state.receive(second + report_delay(node, 1.0) + 0.005, told._replace(node=node))
+    assert state.time(10.0) == pytest.approx(START + 10.0, abs=0.006)
+
+
+@pytest.mark.parametrize("told", [{"since": 0}, {"since": 8, "leaving": True}])
+def test_a_report_that_is_sent_at_any_moment_is_no_clock(told: dict[str, Any]) -> None:
+    state = central(epoch=0)
+    for second in range(1, 9):
+        regular = report(second, START + second - 1, since=second - 1, epoch=4)
+        state.receive(second + report_delay("n", 1.0), regular)
+    slot = START + 9 if "leaving" in told else START + 8
+    state.receive(9.0 + 0.1 * report_delay("n", 1.0), report(9, slot, epoch=4, **told))
+    assert state.time(10.0) == pytest.approx(START + 10.0, abs=0.001)
+
+
+def test_a_new_leader_sends_safe_shares_at_once_and_grants_nothing_with_them() -> None:
+    state = central(epoch=0)
+    line = {"front": {"u": {"r": Line(30.0, 0, 30, 0.0, 0.0, 40.0, 0.0)}}}
+    for second in range(1, 5):
+        told = report(second, START + second - 1, since=second - 1, epoch=4)
+        state.receive(second + report_delay("n", 1.0), told._replace(lines=line))
+        assert state.tick(second + 0.6) == []
+    state.lead(4.7, 5)
+    ((_, announced),) = state.announce(4.7)
+    assert not announced.whole
+    assert state.due(4.7) <= 4.7
+    ((node, quota),) = state.tick(4.7)
+    assert (node, quota.whole, quota.epoch, quota.slot) == ("n", True, 5, START + 5)
+    assert quota.services["front"].users["u"]["r"] == (40.0, 100.0)
+    assert state.due(4.7) > 5.0
 
 
 def test_a_central_that_has_gone_back_to_a_snapshot_says_how_far_it_is() -> None:

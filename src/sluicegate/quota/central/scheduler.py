@@ -39,6 +39,7 @@ _TURN_SECONDS = 0.003
 # `_WAIT_FOR_REPORTS`.
 _LATE, _WAIT_FOR_REPORTS = 0.05, 0.3
 _POLL_SECONDS = 0.005
+_LOOK_SECONDS = 0.1  # a new leader has quotas to send at once, and a standby's slots may move
 _DELAY_SECONDS = 0.1  # between two looks at how late timers are
 
 
@@ -123,6 +124,9 @@ class Scheduler:
         while True:
             now = registry.now()
             due = registry.state.assignment_due(now)
+            if due > now + _LOOK_SECONDS:
+                await asyncio.sleep(_LOOK_SECONDS)
+                continue
             await asyncio.sleep(max(0.0, due - now))
             if registry.now() - due > _LATE * registry.state.ledger.slot_seconds:
                 await self._wait_for_reports()

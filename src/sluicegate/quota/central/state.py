@@ -200,6 +200,7 @@ class CentralState:
         """A Quota without users for each live node: nothing is granted, but it says who leads.
 
         Nodes that have lost the leader before learn it in this message, and not in the next slot.
+        Their safe shares are those of the last assignment: `tick` sends them next.
         """
         if not self.grants:
             return []
@@ -210,7 +211,10 @@ class CentralState:
             if self.leads_service(service)
         }
         quota = self._make_quota(now, slot, services, whole=False)
-        return [(node, quota) for node in self.ledger.live_nodes(slot)]
+        nodes = self.ledger.live_nodes(slot)
+        if self._assignment_steps is None:
+            self._unsent = nodes[::-1]
+        return [(node, quota) for node in nodes]
 
     # Messages
 

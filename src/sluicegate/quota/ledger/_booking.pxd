@@ -185,7 +185,9 @@ cdef inline void apply_delta(
             # That leader has granted no more than there was: a debt is none, but for the refill to come.
             debt = delta.consumed - available_of(bucket) - recovered
             debt -= bucket.rate * max(0.0, context.slot + 1 - bucket.time)
-            recovered += max(0.0, min(min(most - recovered, foreign * older / context.slots), debt))
+            debt = max(0.0, min(min(most - recovered, foreign * older / context.slots), debt))
+            bucket.foreign += foreign - debt
+            recovered += debt
         if context.is_handed_over:
             # Only what it consumed before the bucket has its refill: what came in while the central was
             # away has overflowed.
@@ -202,6 +204,49 @@ cdef inline void apply_delta(
         cell.last_consumed = <float> delta.consumed
         cell.last_rejected = <float> delta.rejected
         bucket.recorded += delta.consumed
+
+
+cdef inline void note_refusals(
+    const ReportContext *context, Bucket *bucket, const Delta *delta, bint is_granted
+) noexcept nogil:
+    """Sum up what nodes refuse that another leader grants something: it has no more (see `note_surplus`).
+
+    The sum begins anew after a slot in which no more was asked for than comes in.
+    """
+    cdef double refused = delta.rejected * cost_of_request(bucket) / context.slots
+    if context.slot > bucket.demanded_slot:
+        if context.slot > bucket.demanded_slot + 1 or bucket.demanded <= bucket.rate:
+            bucket.refused = 0.0
+            bucket.surplus = -1.0
+        bucket.demanded = 0.0
+        bucket.demanded_slot = context.slot
+    if context.slot == bucket.demanded_slot:
+        bucket.demanded += delta.consumed / context.slots + refused
+    if is_granted and refused > 0.0:
+        bucket.refused += refused
+        bucket.refused_slot = max(bucket.refused_slot, context.slot)
+
+
+cdef inline void note_surplus(Bucket *bucket, long long slot) noexcept nogil:
+    """All reports of the slot before `slot` are booked: note what another leader cannot have had in it.
+
+    A report tells what was consumed in a slot, not when. Refill that overflowed the leader's bucket, before traffic
+    began within a slot, has found room in this one: at most that of a slot. While nodes refuse requests for want of
+    credit the leader has none left, and what is available here is that error.
+    """
+    cdef double surplus
+    if bucket.refused > 0.0 and bucket.refused_slot == slot - 1:
+        surplus = max(0.0, min(available_of(bucket), bucket.rate))
+        bucket.surplus = surplus if bucket.surplus < 0.0 else min(bucket.surplus, surplus)
+
+
+cdef inline void deduct_surplus(Bucket *bucket, long long slot) noexcept nogil:
+    """Take over from another leader in `slot`, without what it cannot have had. What was saved since stays."""
+    cdef double surplus = min(bucket.surplus, available_of(bucket))
+    if surplus > 0.0 and bucket.refused >= surplus and slot <= bucket.demanded_slot + 2:
+        bucket.level -= surplus
+    bucket.refused = 0.0
+    bucket.surplus = -1.0
 
 
 cdef inline unsigned int requests_of(const PackedLine *line, double new) noexcept nogil:
@@ -255,6 +300,8 @@ cdef inline Delta book_line(
     cell.used = max(cell.used, line.consumed) if context.is_overtaken else told
     if not is_new and context.slot - context.slots >= context.resumed_at:
         foreign = max(0.0, line.granted - cell.granted)
+    if bucket.rate > 0.0:
+        note_refusals(context, bucket, &delta, line.granted > cell.granted)
     raise_totals(cell, line.granted, line.returned)
     put_back(bucket, cell)
     if context.still_silent_since >= 0.0 and cell.last_ask < context.heard_since:

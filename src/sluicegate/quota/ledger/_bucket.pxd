@@ -68,6 +68,12 @@ cdef struct Bucket:
     double part_since  # from this slot on; before it, they are taken to have spent all of them
     double kept  # for nodes that a ledger without books does not know yet: they may have spent it
     double overflowed  # refill that exceeded the ceiling while a report was still outstanding
+    double foreign  # consumed of another leader's credit in slots whose reports were missing: no debt while `overflowed`
+    double demanded  # consumed and refused in `demanded_slot`
+    long long demanded_slot  # the newest of which nodes have reported
+    double refused  # by nodes that were granted something, in all slots since more is demanded than comes in
+    long long refused_slot  # the newest of these
+    double surplus  # the least that was available in these slots beside what was refused; below 0: not known yet
     double recorded  # all that was ever booked
     double cost  # the mean cost of a request; 0: not known
     long long overflowed_slot  # of the last overflow; for one before creation, until when it counts
@@ -193,6 +199,19 @@ cdef inline void refill(Bucket *bucket, double time) noexcept nogil:
         bucket.time = time
         bucket.inherited = min(bucket.inherited, unused_of_all(bucket))
         _clip(bucket, max(ceiling_of(bucket), min(before, full_level_of(bucket) + bucket.spare)))
+
+
+cdef inline void forgive_foreign_debt(Bucket *bucket) noexcept nogil:
+    """Set what was consumed of another leader's credit against refill that has overflowed, as far as it is a debt.
+
+    That leader has granted no more than there was. Reports that come together are booked one after the other, and
+    what the first one finds in the bucket is missing for the rest: so it is done when all are booked.
+    """
+    cdef double recovered = min(min(bucket.overflowed, bucket.foreign), -bucket.level)
+    if recovered > 0.0:
+        bucket.overflowed -= recovered
+        bucket.foreign -= recovered
+        bucket.level += recovered
 
 
 cdef inline double promised_after(NodeCell *cell, long long first, long long reported) noexcept nogil:

@@ -69,6 +69,7 @@ cdef class ServiceLedger:
     cdef SlotTotals _totals_of(self, long long slot)
     cdef int _slot_offset(self, long long slot) noexcept
     cdef ReportContext _report_context(self, long long slot)
+    cdef int _expect_no_traffic(self, Bucket *bucket, long long slot) noexcept
     cdef double _safe_usage(self, NodeCell *cell, long long slot) noexcept
     cdef bint is_silent(self, const NodeCell *cell, long long slot) noexcept
     cdef int hear_asking(self, Bucket *bucket, const NodeCell *cell) noexcept

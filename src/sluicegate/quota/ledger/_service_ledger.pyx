@@ -39,7 +39,16 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.ledger._booking cimport Delta, ReportContext, assume_usage, book_count, book_line, hear_again
+from sluicegate.quota.ledger._booking cimport (
+    Delta,
+    ReportContext,
+    assume_usage,
+    book_count,
+    book_line,
+    deduct_surplus,
+    hear_again,
+    note_surplus,
+)
 from sluicegate.quota.ledger._bucket cimport (
     ACTIVE_MS,
     FORGET_SLOTS,
@@ -50,6 +59,7 @@ from sluicegate.quota.ledger._bucket cimport (
     NodeCell,
     capacity_of,
     cost_of_request,
+    forgive_foreign_debt,
     is_counted,
     position_of,
     postpone_promises,
@@ -69,7 +79,7 @@ from sluicegate.quota.ledger._credit cimport (
 )
 from sluicegate.quota.packed._shares cimport PackedShare, copy_shares, pack_share
 from sluicegate.quota.packed._report_lines cimport BucketRef, PackedLine, PackedLines, StringTable
-from sluicegate.quota.ledger._node_table cimport NodeTable
+from sluicegate.quota.ledger._node_table cimport NODE_TIMEOUT, NodeTable
 from sluicegate.quota.packed._bucket_ids cimport BucketIds
 from sluicegate.quota.ledger._fair_share cimport Demand, classic, fair
 from sluicegate.quota.ledger._usage cimport SlotTotals, Usage
@@ -722,20 +732,44 @@ cdef class ServiceLedger:
             return b""
         return self.quota_history.get(slot - 1, {}).get(node_id, b"")
 
-    def resume(self, long long slot, double time):
+    def resume(self, long long slot, double time, *, bint is_takeover):
         """Resume in `slot`, at `time` in slots; `nodes` knows which nodes are autonomous since.
 
-        What they have spent meanwhile was covered by the refill of that time: it must find room.
+        What they have spent meanwhile was covered by the refill of that time: it must find room. `is_takeover`:
+        another leader has granted credit so far.
         """
         cdef Py_ssize_t number
         cdef double autonomous
         for number in range(self.count):
+            if is_takeover:
+                self._expect_no_traffic(&self.buckets[number], slot)
             self._recount(&self.buckets[number], slot, time)
             autonomous = self.buckets[number].autonomous
             self.buckets[number].autonomous = 0.0  # what they have spent by now is counted
             refill(&self.buckets[number], time)
             self.buckets[number].autonomous = autonomous
+            forgive_foreign_debt(&self.buckets[number])
+            if is_takeover:
+                deduct_surplus(&self.buckets[number], slot)
         self.assigned = max(self.assigned, slot - 1)
+
+    cdef int _expect_no_traffic(self, Bucket *bucket, long long slot) noexcept:
+        """Take it that a user has no traffic at nodes whose last report has not a word of it.
+
+        Or what is kept for nodes that a user has left would be missing where it is now; and what they hold would take no
+        room in the bucket. A node with traffic asks as soon as it hears of the new leader, so it is as if it had asked.
+        """
+        cdef int i
+        cdef NodeCell *cell
+        for i in range(bucket.count):
+            cell = &bucket.cells[i]
+            if (
+                not self.nodes.is_classic(cell.node)
+                and slot - self.nodes.reported[cell.node] < NODE_TIMEOUT
+                and self.first + cell.last_report <= self.nodes.reported[cell.node]
+            ):
+                cell.last_ask = max(cell.last_ask, self._slot_offset(slot))
+        return 0
 
     cdef double _safe_usage(self, NodeCell *cell, long long slot) noexcept:
         """What a node takes up to the end of `slot` beside its promises: where it has none, its safe share."""
@@ -857,8 +891,10 @@ cdef class ServiceLedger:
         self._keep_for_unknown_nodes(bucket, slot)
         refill(bucket, slot)
         self._recount(bucket, slot + 1, bucket.time)
+        forgive_foreign_debt(bucket)
+        note_surplus(bucket, slot)
         if not is_late and bucket.overflowed_slot <= slot:
-            bucket.overflowed = 0.0
+            bucket.overflowed = bucket.foreign = 0.0
         for i in range(bucket.count):
             if demands[i].per_slot < 0.0 and self.nodes.autonomous_until[bucket.cells[i].node] > slot:
                 total += bucket.autonomous_part * bucket.cells[i].safe  # the safe shares of all are one slot's refill

@@ -211,7 +211,7 @@ class Ledger:
             for granter in self._granters.values():
                 granter.resume()
         self._is_restored = False
-        self._expect_nodes(slot, slot)
+        self._expect_nodes(slot, slot, is_takeover=False)
 
     def take_over(self, time: float, services: Collection[str] | None = None) -> None:
         """Grant from now on, at `time` in seconds: nodes have followed another leader so far.
@@ -229,10 +229,15 @@ class Ledger:
         if slot >= max(self._first, self._nodes.resumed_at) + self._reconnect_slots:
             self._finish()
             self._stood_still = False
-            self._expect_nodes(slot, time / self.slot_seconds, services)
+            self._expect_nodes(slot, time / self.slot_seconds, services, is_takeover=True)
 
     def _expect_nodes(
-        self, slot: int, time: float, services: Collection[str] | None = None
+        self,
+        slot: int,
+        time: float,
+        services: Collection[str] | None = None,
+        *,
+        is_takeover: bool,
     ) -> None:
         """Take it that nodes live on their safe shares until they tell, in `slot` and at `time`."""
         since = self._assigned - NODE_TIMEOUT_SLOTS + 1
@@ -240,7 +245,7 @@ class Ledger:
         self._assigned = max(self._assigned, slot - 1)
         for name, service_ledger in self._service_ledgers.items():
             if services is None or name in services:
-                service_ledger.resume(slot, time)
+                service_ledger.resume(slot, time, is_takeover=is_takeover)
 
     def _change_limits(self, slot: int) -> Iterator[None]:
         """Bring the next limits into all buckets, some at a time."""

@@ -5,11 +5,14 @@ for two slots. Times are seconds of the node's monotonic clock.
 """
 
 import math
+from collections.abc import Iterable
 
 __all__ = ["LeadingCentral"]
 
 _SILENT_SECONDS = 0.25
 _SILENT_SLOTS = 2.25
+_User = tuple[str, str]  # service, user
+
 _INTERVAL = 0.05  # between two asks, until the central says otherwise
 
 
@@ -17,7 +20,10 @@ class LeadingCentral:
     """One central. It counts as heard at the start, unless `alone_since` is 0 or more."""
 
     __slots__ = (
+        "_answered_ask",
+        "_asked_at",
         "_silent_after",
+        "_unanswered",
         "_unanswered_since",
         "alone_since",
         "heard_at",
@@ -31,6 +37,9 @@ class LeadingCentral:
         self.interval = _INTERVAL  # that a node leaves between two asks
         self.newest = (-1, -math.inf)  # (epoch, time) of its newest Quota
         self._unanswered_since: float | None = None  # the first ask since it was heard
+        self._unanswered: dict[_User, None] = {}  # the users that all asks since then are for
+        self._asked_at = -math.inf  # the last ask
+        self._answered_ask = -math.inf  # the last one before it was heard
         self._silent_after = _SILENT_SLOTS * slot_seconds
 
     @property
@@ -40,17 +49,37 @@ class LeadingCentral:
     def hear(self, now: float) -> None:
         """A message has come in which it leads."""
         self.heard_at = now
+        if self._unanswered:
+            self._answered_ask = self._asked_at
+            self._unanswered.clear()
         self._unanswered_since = None
         self.alone_since = -1.0
 
-    def ask(self, now: float) -> None:
-        """It is asked something that it must answer."""
-        if self._unanswered_since is None:
+    def ask(self, now: float, users: Iterable[_User]) -> None:
+        """It is asked for credit of these users, which it must answer."""
+        self._unanswered.update(dict.fromkeys(users))
+        self._asked_at = now
+        if self._unanswered and self._unanswered_since is None:
             self._unanswered_since = now
 
-    def go_away(self, since: float) -> None:
-        """It is away: since the first ask that it has not answered, or else `since`."""
-        self.alone_since = since if self._unanswered_since is None else self._unanswered_since
+    def take_unanswered(self, service: str | None = None) -> dict[_User, None]:
+        """The users, all or of a service, that it was asked for and will not answer any more."""
+        users = {user: None for user in self._unanswered if service in (None, user[0])}
+        for user in users:
+            del self._unanswered[user]
+        return users
+
+    def go_away(self, since: float, retry_seconds: float) -> None:
+        """It is away: since the first ask that it has not answered, or else `since`.
+
+        That ask may be the second one, when the answer to the first was still to come.
+        """
+        unanswered = self._unanswered_since
+        if unanswered is not None:
+            since = unanswered
+            if unanswered - self._answered_ask <= retry_seconds + self.interval:
+                since = min(since, max(self.heard_at, self._answered_ask))
+        self.alone_since = since
 
     def silent_at(self, retry_seconds: float) -> float:
         """When to take it that it is away, if nothing is heard until then; infinite: it is."""

@@ -160,7 +160,7 @@ class Reporter:
         if now >= self._silent_at:
             for central in self._in_use:
                 if now >= central.silent_at(self._retry_seconds()):
-                    central.go_away(central.heard_at)
+                    central.go_away(central.heard_at, self._retry_seconds())
             self._set_silent_at()
             self._publish_header()
 
@@ -169,7 +169,7 @@ class Reporter:
         self.advance_to(now)
         lost = self._leading.get(central)
         if lost is not None and lost in self._in_use and lost.is_heard:
-            lost.go_away(now)
+            lost.go_away(now, self._retry_seconds())
             self._set_silent_at()
             self._publish_header()
 
@@ -189,6 +189,11 @@ class Reporter:
     def _hear(self, now: float, central: str, epoch: int, *, leads: bool) -> None:
         """`central` leads in `epoch`: everything, or at least some service."""
         if epoch > self._epoch:
+            for other, leading in self._leading.items():
+                # Nobody will answer what it was asked: users need not wait to ask again. One that
+                # has only restarted needs a report before it can answer.
+                if other != central:
+                    self._asking.update(leading.take_unanswered())
             self._epoch = epoch
             self._leader = None
             self._service_leaders = {}
@@ -324,6 +329,9 @@ class Reporter:
             return
         self._hear(now, central, quota.epoch, leads=False)
         for service in quota.services:
+            before = self.leader_of(service)
+            if before != central:
+                self._asking.update(self._leading[before].take_unanswered(service))
             self._service_leaders[service] = central
         leading = self._leading[central]
         is_newest = (quota.epoch, quota.time) >= leading.newest
@@ -428,8 +436,15 @@ class Reporter:
                 asked = self._centrals if leader is None else (leader,)
                 messages.extend((central, ask) for central in asked)
                 # One that only tells something is not answered.
-                if any(each.requests for asks in users.values() for each in asks.values()):
-                    self._leading[leader].ask(now)
+                self._leading[leader].ask(
+                    now,
+                    (
+                        (service, user)
+                        for service, asks in users.items()
+                        for user, each in asks.items()
+                        if each.requests
+                    ),
+                )
             self._asking = {}
             self._set_silent_at()
         return messages

@@ -264,6 +264,9 @@ class Audit:
                 for resource, share in shares.items():
                     view.hear_share(self.cell(service, user, resource), share.granted, share.safe)
 
+    def connection_lost(self, node: str) -> None:
+        self._views[node].lose_connection()
+
     def node_heard(self, node: str, process: Any) -> None:
         """4. A node has heard something: it obeys the highest epoch."""
         known = self._views[node].epoch

@@ -330,6 +330,17 @@ class Cluster:
             if self._election is not None:
                 self._election.members[name].stop()
             self.crash(name)
+            for node in self.nodes.values():
+                if node.process is not None and hasattr(node.process, "lose_connection"):
+                    node.later(self.network.quality.delay, self._lose_connection, node, name)
+
+    def _lose_connection(self, node: Machine, central: str) -> None:
+        """A central that stops closes its connections; one that crashes may say nothing."""
+        now = node.now()
+        if self._audit is not None:
+            self._audit.connection_lost(node.name)
+        node.process.lose_connection(now, central)
+        node.attend(now)
 
     def restart(self, name: str, disk: bool) -> None:
         """Start a machine that is down; with its disk it knows what it knew before."""

@@ -83,6 +83,7 @@ class NodeView:
         self._slot_seconds = slot_seconds
         self._heard = now  # when a leader was last heard
         self._unanswered: float | None = None  # the first ask since then
+        self._is_disconnected = False  # from a central, since then
         self._alone = 0.0  # seconds without a leader, up to then
         self._newcomers: dict[str, dict[str, float]] = {}  # by service
         self._users: dict[tuple[str, str], _User] = {}
@@ -117,6 +118,11 @@ class NodeView:
         self.epoch = epoch
         self._heard = now
         self._unanswered = None
+        self._is_disconnected = False
+
+    def lose_connection(self) -> None:
+        """The connection to a central has ended, which may be the leader."""
+        self._is_disconnected = True
 
     def send_ask(self, now: float, ask: Ask) -> None:
         wants = any(
@@ -224,6 +230,7 @@ class NodeView:
         now += 1e-9 * abs(now)
         return (
             self.epoch < 0
+            or self._is_disconnected
             or now >= self._heard + _SILENT_SLOTS * self._slot_seconds
             or (self._unanswered is not None and now >= self._unanswered + _SILENT_SECONDS)
         )

@@ -132,8 +132,13 @@ class Audit:
 
     def leads(self, name: str, time: float) -> None:
         """A central leads from now on; `time`: what its clock says."""
+        slot = time / self._slot_seconds
+        books = self._books[name]
+        if self._leader is not None:
+            # Nodes have followed another: their refill is kept until they tell, as after an outage.
+            books.resumed = math.floor(slot)
         self._leader = name
-        self._books[name].led_since = time / self._slot_seconds
+        books.led_since = slot
 
     def limits_changed(self, entries: Sequence[Entry]) -> None:
         self._limits.will_be(entries)

@@ -2,8 +2,9 @@
 
 `draw(seed)` takes a random cluster (random_clusters.py) and one fault, or in two of five runs a
 second one within ten seconds: faults hurt most where the state of a central is older than its
-nodes. What is measured begins a second before the first fault and ends twenty seconds after the
-last one (and the length of a request).
+nodes. In one of three runs there are three centrals, and the first fault is that of their leader:
+another one takes over. What is measured begins a second before the first fault and ends twenty
+seconds after the last one (and the length of a request).
 
     missed    seconds of the limit that passed less than one perfect bucket lets through
     excess    seconds of the limit that any window held more than limit * window + burst
@@ -54,10 +55,23 @@ class _Kind:
     is_outage: bool = False  # nodes live on their shares as long as it lasts
     is_cut: bool = False  # and others have all of the limit meanwhile
     loses_savings: bool = False  # a bucket begins with a slot's refill
+    is_takeover: bool = False  # of three centrals, another one leads afterwards
 
 
 # The first that a run has says which row of a summary it belongs to.
 KINDS = {
+    "leader killed": _Kind(
+        "of three centrals the leader crashes", 1.0, 0.5, True, is_takeover=True
+    ),
+    "leader frozen": _Kind(
+        "of three centrals the leader stands still", 1.0, 0.5, True, is_takeover=True
+    ),
+    "leader cut off": _Kind(
+        "of three centrals the leader is heard by nobody", 1.0, 0.5, True, is_takeover=True
+    ),
+    "leader stopped": _Kind(
+        "of three centrals the leader stops in good order", 1.0, 0.5, is_takeover=True
+    ),
     "central loses books": _Kind(
         "the central crashes, and is back without its disk", 2.0, 1.0, True, loses_savings=True
     ),
@@ -78,6 +92,8 @@ _HARD = ("rare, no wait", "thin, no wait, small burst", "thin, no wait", "small 
 _MOST_CLUSTERS = 1_000_000
 _MOST_NODES = 20  # a run of more takes too long
 _SECOND = 0.4  # of all runs have a second fault
+_TAKEOVERS = 1.0 / 3.0  # of all runs have three centrals, whose leader changes
+_TAKEOVER_SECONDS = 3.0  # until another central leads
 _AFTER_SECONDS = 20.0
 _REQUESTS = 2.0  # more or less are no miss: a run may have few of them
 
@@ -122,22 +138,30 @@ def draw(seed: int) -> FaultyCluster:
         if cluster.facts.regime not in _HARD and cluster.facts.nodes <= _MOST_NODES:
             break
     facts = cluster.facts
-    kinds = [rng.choice([*KINDS])]
+    others = [name for name, kind in KINDS.items() if not kind.is_takeover]
+    kinds = [rng.choice(others)]
     if rng.random() < _SECOND:
-        kinds.append(rng.choice([*KINDS]))
+        kinds.append(rng.choice(others))
+    leadership = random.Random(f"takeovers {seed}")
+    has_takeover = leadership.random() < _TAKEOVERS
+    if has_takeover:
+        kinds[0] = leadership.choice([name for name, kind in KINDS.items() if kind.is_takeover])
     at = cluster.scenario.warm_up + rng.uniform(2.0, 12.0)
     begin, end, longest = at - 1.0, at, 0.0
     lines = ""
     for kind in kinds:
         lasting = round(math.exp(rng.uniform(math.log(0.5), math.log(10.0))), 2)
         lines += _lines(rng, kind, round(at, 2), lasting, facts.nodes)
+        if KINDS[kind].is_takeover:
+            lasting = max(lasting, _TAKEOVER_SECONDS)
         end, longest = max(end, at + lasting), max(longest, lasting)
         at += rng.uniform(0.2, 10.0)
     seconds = math.ceil(end + _AFTER_SECONDS + facts.duration)
     text = re.sub(r"(?m)^seconds = .*$", f"seconds = {seconds}", cluster.text, count=1)
     text = re.sub(r"(?m)^warm_up = .*$", f"warm_up = {begin:.2f}", text, count=1)
     least = "snapshot_least = 10\n" if "old state" in kinds else ""
-    text = text.replace("centrals = 1\n", f"centrals = 1\nelection_seconds = 0.1\n{least}", 1)
+    centrals = "centrals = 3\n" if has_takeover else "centrals = 1\nelection_seconds = 0.1\n"
+    text = text.replace("centrals = 1\n", f"{centrals}{least}", 1)
     text = text.replace("Random cluster", f"Random faults {seed}, cluster", 1) + lines
     scenario = read(text, file="random-faults", name="random-faults")
     return FaultyCluster(seed, facts, tuple(kinds), longest, text, scenario)
@@ -150,6 +174,10 @@ def _lines(rng: random.Random, kind: str, at: float, lasting: float, nodes: int)
     everyone = f'machine = ["node-1..{nodes}"]'
     share = max(1, nodes // 3)
     whats = {
+        "leader killed": ("crash", 'machine = "leader"', lasts),
+        "leader frozen": ("freeze", 'machine = "leader"', lasts),
+        "leader cut off": ("partition", 'groups = [["central-1"]]', lasts),
+        "leader stopped": ("stop", 'machine = "leader"', lasts),
         "central loses books": ("crash", 'machine = "leader"', lasts, "disk = false"),
         "old state": ("crash", 'machine = "leader"', lasts),
         "central crash": ("crash", 'machine = "leader"', lasts),

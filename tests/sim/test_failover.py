@@ -11,6 +11,7 @@ import pytest
 from sluicegate.quota.messages import Quota
 from sluicegate.sim import cluster
 from sluicegate.sim.machines import Machine
+from sluicegate.sim.measures import STEPS
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import load, read
 
@@ -75,3 +76,72 @@ def test_a_leader_that_hears_no_peer_leads_until_its_lease_ends() -> None:
     measures = run(read(FLEET + fault)).measures
     assert measures.takeover is not None
     assert 1.3 <= measures.takeover <= 3.6
+
+
+SURGE = """
+title = "t"
+about = "a"
+seconds = 35
+warm_up = 5
+nodes = 3
+centrals = 3
+limit = [{{ user = "zoe", requests = 200, burst_seconds = {burst} }}]
+traffic = [{{ user = "zoe", rate = [[0, {before}], [{begun}, 600]] }}]
+fault = [{{ at = 20.3, what = "crash", machine = "leader", seconds = 8 }}]
+"""
+
+
+@pytest.mark.parametrize("burst", [1, 10])
+@pytest.mark.parametrize(("before", "begun"), [(0, 10.6), (100, 10.6), (100, 22.2), (0, 23.4)])
+def test_a_takeover_neither_doubles_nor_loses_what_was_saved(
+    burst: int, before: int, begun: float
+) -> None:
+    measures = run(read(SURGE.format(burst=burst, before=before, begun=begun))).measures
+    assert measures.excess == 0.0
+    assert measures.shortfall is not None
+    assert measures.shortfall <= 0.01
+
+
+def test_a_burst_that_is_being_spent_at_a_takeover_is_a_slot_longer_at_most() -> None:
+    measures = run(read(SURGE.format(burst=10, before=0, begun=18.6))).measures
+    assert measures.excess is not None
+    assert measures.excess <= 200.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_user_that_hops_has_what_it_missed_when_another_central_leads(
+    seed: int, is_paused: bool
+) -> None:
+    text = """
+title = "t"
+about = "a"
+seconds = 35
+warm_up = 5
+nodes = 3
+centrals = 3
+exact_arrivals = true
+limit = [{ user = "zoe", requests = 100, burst_seconds = 10 }]
+
+[[traffic]]
+user = "zoe"
+rate = 500
+nodes = "hopping"
+stay = [1, 3]
+
+[[fault]]
+at = 20.3
+what = "crash"
+machine = "leader"
+seconds = 8
+"""
+    if is_paused:
+        for machines in ('["node-1..3"]', '["central-2", "central-3"]'):
+            text += f'[[fault]]\nat = 22.5\nwhat = "freeze"\nmachine = {machines}\nseconds = 0.5\n'
+    (cell,) = run(read(text), seed=seed).cells
+    second = cell.allowed[0] * STEPS
+    admitted = [sum(cell.admitted[at : at + STEPS]) for at in range(0, len(cell.admitted), STEPS)]
+    # Nobody leads from 20.3 to some 22.3. All of that is there two seconds later, pause or not.
+    assert sum(admitted[20:24]) >= 3.8 * second
+    assert sum(admitted[20:24]) <= 4.2 * second
+    assert min(admitted[24:30]) >= 0.85 * second

@@ -228,32 +228,8 @@ MUTANTS = [
         "quota/node/core/reporter.py",
         "if quota.epoch < self._epoch:",
         "if False:",
-        "two-leaders.toml",
-        broken(r"node-\d follows epoch 1 though it has heard of epoch 2"),
-    ),
-    Mutant(
-        "a quota of a deposed leader is used, though the leader is known",
-        "quota/node/core/reporter.py",
-        """\
-        if quota.epoch < self._epoch:
-            return
-        was_alone = self._alone_since >= 0.0
-        self._hear_leader(now, central, quota.epoch)
-""",
-        """\
-        was_alone = self._alone_since >= 0.0
-        self._hear_leader(now, central, max(self._epoch, quota.epoch))
-""",
         "two-leaders-lossy.toml",
         TOO_MUCH_PASSED,
-    ),
-    Mutant(
-        "an acknowledgement makes a deposed leader the leader again",
-        "quota/node/core/reporter.py",
-        "leads = ack.leads and ack.epoch >= self._epoch",
-        "leads = ack.leads",
-        "two-leaders.toml",
-        broken(r"node-\d follows epoch 1 though it has heard of epoch 2"),
     ),
 ]
 COMPILED_WITH = {

@@ -68,7 +68,7 @@ cdef struct Bucket:
     double part_since  # from this slot on; before it, they are taken to have spent all of them
     double kept  # for nodes that a ledger without books does not know yet: they may have spent it
     double overflowed  # refill that exceeded the ceiling while a report was still outstanding
-    double foreign  # consumed of another leader's credit in slots whose reports were missing: no debt while `overflowed`
+    double foreign  # consumed of another leader's credit in slots without reports: no debt while `overflowed`
     double demanded  # consumed and refused in `demanded_slot`
     long long demanded_slot  # the newest of which nodes have reported
     double refused  # by nodes that were granted something, in all slots since more is demanded than comes in

@@ -756,8 +756,9 @@ cdef class ServiceLedger:
     cdef int _expect_no_traffic(self, Bucket *bucket, long long slot) noexcept:
         """Take it that a user has no traffic at nodes whose last report has not a word of it.
 
-        Or what is kept for nodes that a user has left would be missing where it is now; and what they hold would take no
-        room in the bucket. A node with traffic asks as soon as it hears of the new leader, so it is as if it had asked.
+        Or what is kept for nodes that a user has left would be missing where it is now; and what they hold would take
+        no room in the bucket. A node with traffic asks as soon as it hears of the new leader, so it is as if it had
+        asked.
         """
         cdef int i
         cdef NodeCell *cell

@@ -161,7 +161,8 @@ class Swarm:
             self.leader.borrower.let_go()
             self.leader.deadline = self.now(self.leader) + LEASE
             self.leader_until = self.time + LEASE / (1.0 - CLOCK_ERROR)
-            peers = [name for name in NAMES if name != self.leader.name and name not in self.cut]
+            known = {*self.leader.borrower.borrowers, *self.leader.lender.borrowers}
+            peers = known - self.cut - {self.leader.name}
             for peer, lend in self.leader.lender.begin(self.now(self.leader), self.epoch, peers):
                 self.send(self.leader.name, peer, lend)
 
@@ -194,7 +195,9 @@ class Swarm:
 
     def fault(self) -> None:
         process = self.draw.choice(list(self.processes.values()))
-        kind = self.draw.choice(("freeze", "thaw", "cut", "heal", "restart", "leave", "keep"))
+        kind = self.draw.choice(
+            ("freeze", "thaw", "cut", "heal", "restart", "replace", "leave", "keep")
+        )
         now = self.now(process)
         if kind == "freeze":
             process.is_frozen = True
@@ -204,8 +207,10 @@ class Swarm:
             self.cut.add(process.name)
         elif kind == "heal":
             self.cut.clear()
-        elif kind == "restart":
-            if process.is_frozen:
+        elif kind in ("restart", "replace"):
+            # A process that hangs may go on after another was started in its place.
+            if process.is_frozen or kind == "replace":
+                process.is_frozen = True
                 self.frozen_old.append(process)
             self.processes[process.name] = self.start(process.name)
         elif kind == "leave" and not process.is_frozen and self.leader not in (None, process):

@@ -20,6 +20,7 @@ class Borrower:
     def __init__(self, incarnation: int, lease: float) -> None:
         self.epoch = 0  # of the loan, or a later one without a loan yet
         self.next_at = -math.inf  # when to borrow again
+        self.borrowers: tuple[str, ...] = ()  # with this one, as the leader has said last
         self._incarnation = incarnation
         self._pause = lease / _PER_LEASE
         self._leader: str | None = None
@@ -58,6 +59,7 @@ class Borrower:
         """`peer` has answered."""
         if peer != self._leader or message.epoch < self.epoch:
             return
+        self.borrowers = message.borrowers
         if message.epoch > self.epoch:
             self.let_go()  # and say so soon: others may wait for it
             self.epoch = message.epoch

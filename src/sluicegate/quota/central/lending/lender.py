@@ -56,6 +56,11 @@ class Lender:
             service: self._division.get(service, self.name) for service in self._list_services()
         }
 
+    @property
+    def borrowers(self) -> tuple[str, ...]:
+        """The peers that borrow, or were expected to, when they were last heard."""
+        return tuple(sorted(self._present))
+
     def leads(self, service: str) -> bool:
         """Whether the leader itself leads a service, as far as its own lease lasts."""
         return self._division.get(service, self.name) == self.name and service not in self._awaited
@@ -63,7 +68,7 @@ class Lender:
     # Epochs
 
     def begin(self, now: float, epoch: int, peers: Iterable[str]) -> list[tuple[str, Lend]]:
-        """This central was elected; returns what to tell the others.
+        """This central was elected; `peers` are expected to borrow. Returns what to tell them.
 
         What earlier leaders have lent has ended with their leases.
         """
@@ -89,7 +94,7 @@ class Lender:
 
     def keep(self, now: float, services: Iterable[str]) -> None:
         """These are not to be lent for a while: nodes need them that know the leader alone."""
-        for service in services:
+        for service in set(services).intersection(self._list_services()):
             self._kept[service] = now + _KEPT_SECONDS
 
     def _divide(self, now: float, epoch: int) -> None:
@@ -98,9 +103,9 @@ class Lender:
         self._divided_at = now
 
     def _best_division(self, now: float) -> dict[str, str]:
-        self._kept = {service: until for service, until in self._kept.items() if now < until}
-        present = [central for central in self._present if self._is_present(now, central)]
-        best = divide(self._list_services(), [self.name, *present], self._kept, self.name)
+        kept = {service for service, until in self._kept.items() if now < until}
+        present = [peer for peer in self._present if self._is_present(now, peer)]
+        best = divide(self._list_services(), [self.name, *present], kept, self.name)
         lent: dict[str, int] = {}
         for service, central in best.items():
             lent[central] = lent.get(central, 0) + 1
@@ -136,7 +141,14 @@ class Lender:
 
     def tick(self, now: float) -> list[tuple[str, Lend]]:
         """See which loans have run out; returns what to send to those that may have more now."""
-        return self._call(self._end_loans(now)) if self.epoch else []
+        if not self.epoch:
+            return []
+        freed = self._end_loans(now)
+        self._kept = {service: until for service, until in self._kept.items() if now < until}
+        self._present = {
+            peer: until for peer, until in self._present.items() if self._is_present(now, peer)
+        }
+        return self._call(freed)
 
     def receive(
         self, now: float, peer: str, message: Borrow, seconds: float
@@ -169,7 +181,7 @@ class Lender:
             until = now + seconds * self._stretch
             self._loans[peer] = _Loan(message.incarnation, message.sent, until)
         return [
-            (peer, Lend(self.epoch, message.sent, seconds, services)),
+            (peer, Lend(self.epoch, message.sent, seconds, services, self.borrowers)),
             *self._call(freed - {peer}),
         ]
 
@@ -184,7 +196,7 @@ class Lender:
 
     def _call(self, peers: Iterable[str]) -> list[tuple[str, Lend]]:
         """Have them borrow now."""
-        return [(peer, Lend(self.epoch, 0.0, 0.0, ())) for peer in sorted(peers)]
+        return [(peer, Lend(self.epoch, 0.0, 0.0, (), self.borrowers)) for peer in sorted(peers)]
 
     def __repr__(self) -> str:
         return f"Lender({self.name}, epoch={self.epoch}, {self.division})"

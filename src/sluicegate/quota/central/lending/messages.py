@@ -1,20 +1,19 @@
 """What a leader and the centrals that lead for it send each other, and its bytes.
 
     ["borrow",763002341,12,81.25,false]
-    ["lend",13,81.25,1.4,["search","translate"]]
+    ["lend",13,81.25,1.4,["search","translate"],["b","c"]]
 
 The times are those of the borrower's clock, which alone reads them.
 """
 
 from typing import Any, NamedTuple
 
-from sluicegate.election.paxos.wire import Kinds, check_count, check_seconds
+from sluicegate.election.paxos.wire import LONGEST_NAME, Kinds, check_count, check_seconds
 from sluicegate.errors import ProtocolError
 
 __all__ = ["KINDS", "MOST_SERVICES", "Borrow", "Lend"]
 
 MOST_SERVICES = 256  # that one central borrows; the leader keeps the others
-_LONGEST_SERVICE = 50  # characters
 _LATEST = 1e12
 
 
@@ -37,6 +36,7 @@ class Lend(NamedTuple):
     sent: float
     seconds: float
     services: tuple[str, ...]
+    borrowers: tuple[str, ...]  # all that borrow now: whom the next leader will find
 
 
 def _time(value: Any) -> float:
@@ -51,20 +51,20 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _services(value: Any) -> tuple[str, ...]:
+def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > MOST_SERVICES:
         raise ProtocolError(
-            f"invalid services: expected a list of at most {MOST_SERVICES}, got {value!r:.80}"
+            f"invalid names: expected a list of at most {MOST_SERVICES}, got {value!r:.80}"
         )
-    for service in value:
-        if not isinstance(service, str) or not 1 <= len(service) <= _LONGEST_SERVICE:
+    for name in value:
+        if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
             raise ProtocolError(
-                f"invalid service: expected 1 to {_LONGEST_SERVICE} characters, got {service!r:.80}"
+                f"invalid name: expected 1 to {LONGEST_NAME} characters, got {name!r:.80}"
             )
     return tuple(value)
 
 
 KINDS: Kinds = {
     "borrow": (Borrow, (check_count, check_count, _time, _flag)),
-    "lend": (Lend, (check_count, _time, check_seconds, _services)),
+    "lend": (Lend, (check_count, _time, check_seconds, _names, _names)),
 }

@@ -98,7 +98,10 @@ class ServiceLending:
         self._borrower.let_go()
         now = self._lease_clock()
         if is_elected:
-            self._send(self._lender.begin(now, epoch, self._way.connected))
+            # Not all peers borrow: there are witnesses, and centrals that are not warm.
+            known = {*self._borrower.borrowers, *self._lender.borrowers}
+            peers = known.intersection(self._way.connected)
+            self._send(self._lender.begin(now, epoch, peers))
             self._led = self._find_led()  # the ledger has taken all of them over
         else:
             self._send(self._lender.go_on(now, epoch))

@@ -252,7 +252,7 @@ class CentralState:
         }
         answers = [*self._amendments(now, self.ledger.ask(self.time(now), ask._replace(users=led)))]
         if len(led) < len(ask.users) and self.leads and not answers:
-            # Somebody else leads it, and will say so; this tells the node that the leader is there.
+            # Another central leads it and will say so; the node only has to hear the leader.
             return [(ask.node, self._make_quota(now, self.slot(now), {}, whole=False))]
         return [*answers]
 

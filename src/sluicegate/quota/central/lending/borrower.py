@@ -10,7 +10,7 @@ from sluicegate.quota.central.lending.messages import Borrow, Lend
 
 __all__ = ["Borrower"]
 
-_PER_LEASE = 3  # so many times it borrows again before a loan runs out
+_PER_LEASE = 3  # requests to borrow in each lease
 _REMEMBERED = 8  # times at which it has borrowed, and that an answer may be to
 
 
@@ -67,7 +67,8 @@ class Borrower:
             self.next_at = now
         deadline = message.sent + message.seconds
         if message.sent not in self._sent or message.sent < self._lent_at or now >= deadline:
-            self.next_at = now if message.seconds == 0.0 else self.next_at
+            if message.seconds == 0.0:
+                self.next_at = now
             return
         self._lent_at = message.sent
         self._deadline = max(self._deadline, deadline)

@@ -1,7 +1,7 @@
 """`Lender`: the leader's part: who leads which service. A state machine without I/O.
 
 A division holds for one epoch. `wants_epoch` says that the services should be divided anew, since a
-central has come or gone; the next epoch then brings that division into effect.
+central has come or gone; the new division takes effect with the next epoch.
 
 Times are seconds of this machine's `boottime`.
 """

@@ -62,7 +62,7 @@ class ServiceLending:
         self._tick_seconds = lease / _TICKS_PER_LEASE
         self._lender = Lender(state.name, lease, lambda: state.ledger.services)
         self._borrower = Borrower(secrets.randbits(48), lease)
-        self._led: frozenset[str] = frozenset()  # when it was last looked
+        self._led: frozenset[str] = frozenset()  # as of the last `_look`
         self._led_until: dict[str, tuple[int, float]] = {}  # by service: epoch and time
         self._is_resigned = False
         self._task: asyncio.Task[None] | None = None

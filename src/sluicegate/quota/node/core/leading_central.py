@@ -47,7 +47,7 @@ class LeadingCentral:
         return self.alone_since < 0.0
 
     def hear(self, now: float) -> None:
-        """A message has come in which it leads."""
+        """It has sent a message as the leader of something."""
         self.heard_at = now
         if self._unanswered:
             self._answered_ask = self._asked_at

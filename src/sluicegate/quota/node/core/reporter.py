@@ -177,12 +177,16 @@ class Reporter:
         """The central that leads a service; None: it is not known."""
         return self._service_leaders.get(service, self._leader)
 
+    @property
+    def _leaders(self) -> set[str | None]:
+        """The centrals that lead something here. None: the leader is not known."""
+        return {self._leader, *self._service_leaders.values()}
+
     def missing_leaders(self, since: float) -> list[str]:
         """The centrals that lead something here and have been away since then or for longer."""
-        used = {self._leader, *self._service_leaders.values()}
         return sorted(
             central
-            for central in used
+            for central in self._leaders
             if central is not None and 0.0 <= self._leading[central].alone_since <= since
         )
 
@@ -203,8 +207,7 @@ class Reporter:
 
     def _set_in_use(self) -> None:
         """Who leads may have changed, or how often to ask."""
-        used = {self._leader, *self._service_leaders.values()}
-        self._in_use = [self._leading[central] for central in used]
+        self._in_use = [self._leading[central] for central in self._leaders]
         self._interval = max(central.interval for central in self._in_use)
         self._set_silent_at()
 

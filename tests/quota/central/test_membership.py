@@ -84,8 +84,13 @@ def test_peers_of_other_machines_need_a_token() -> None:
         "election": "paxos",
         "state": "a.state",
     }
-    with pytest.raises(ConfigError, match='the token of the peers is missing: add peer = "..."'):
-        Central(LIMITS, **options)
+    for listen in (
+        "10.0.0.1:7411",
+        "127.0.0.1:7411",
+    ):  # with tokens, peers on one host have one too
+        options["listen"] = listen
+        with pytest.raises(ConfigError, match='token of the peers is missing: add peer = "..."'):
+            Central(LIMITS, **options)
     Central(LIMITS, **options, peer_token="peer-secret-3")
     with pytest.raises(ConfigError, match="a peer CA file .* but no peers"):
         Central(LIMITS, peer_ca="ca.pem")

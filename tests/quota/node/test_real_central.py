@@ -208,7 +208,7 @@ def test_a_leader_that_is_away_is_told_and_when_it_is_back(
             wait_for(lambda: node.status().leader is not None)
             url = central.ws_url
         wait_for(told)
-        assert told() == [f"leader {url}/ is not heard: users live on their safe shares"]
+        assert told() == [f"leader {url}/ is not heard: users of front live on their safe shares"]
         running.enter_context(Central(LIMITS, **options))
         wait_for(lambda: len(told()) == 2)
         assert told()[1].startswith(f"leader {url}/ is heard, epoch ")

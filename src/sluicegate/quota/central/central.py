@@ -112,10 +112,10 @@ class Central:
         if self._membership is None or not self._membership.urls:
             if peer_ca is not None:
                 raise ConfigError(f"a peer CA file ({peer_ca}) but no peers")
-        elif not is_loopback(self._host) and self._tokens.peer is None:
+        elif self._tokens.peer is None and (self._tokens.node or not is_loopback(self._host)):
             raise ConfigError(
-                f"other machines may reach {listen}, but the token of the peers is missing: add "
-                f'peer = "..." to the token file, the same on all centrals'
+                'there are peers, but the token of the peers is missing: add peer = "..." to the '
+                "token file, the same on all centrals"
             )
 
     def __repr__(self) -> str:

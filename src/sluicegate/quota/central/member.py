@@ -98,7 +98,11 @@ class Member:
                 self._lending.receive(peer, message)
             elif not self._is_warned:
                 self._is_warned = True
-                _logger.error("peer %s has --lead per-service: give all centrals the same", peer)
+                _logger.warning(
+                    "peer %s has --lead per-service, this central has not: services are led by "
+                    "one central until all have it",
+                    peer,
+                )
         elif isinstance(self.election, PaxosLease):
             self.election.receive(peer, message)
         else:

@@ -34,11 +34,12 @@ from dataclasses import replace
 from typing import Any
 
 from sluicegate.errors import Unavailable
-from sluicegate.quota.messages import Ack, Quota, ServiceQuota
+from sluicegate.quota.messages import Ack, Quota
+from sluicegate.quota.name_list import name_list
 from sluicegate.quota.node.core._shared_header import SharedHeader
 from sluicegate.quota.node.core._user_table import UserTable
 from sluicegate.quota.node.core.quota_freshness import FreshnessTracker
-from sluicegate.quota.node.core.reporter import Reporter
+from sluicegate.quota.node.core.reporter import Reporter, has_limits
 from sluicegate.quota.node.link import Link, LinkOptions
 from sluicegate.quota.node.reporter_lock import ReporterLock
 from sluicegate.quota.node.status import EndNodeStatus, QuotaFreshness, status_from_memory
@@ -98,7 +99,8 @@ class ReporterThread:
         self._freshness: FreshnessTracker | None = None
         # Services without limits, by the last whole Quota of each one's leader.
         self._unlimited: frozenset[str] = frozenset()
-        self._missing: list[str] = []  # leaders that are logged as away
+        # Leaders that are logged as away, and their services.
+        self._missing: dict[str | None, list[str]] = {}
         self._has_left = False
         self._selector = selectors.EpollSelector()
         self._loop = _EventLoop(self._selector)
@@ -201,10 +203,18 @@ class ReporterThread:
             now = user_table.now()
             reporter.receive(now, central, message)
             if isinstance(message, Quota):
-                freshness.receive(now, message)
+                if reporter.hears_all_leaders:
+                    freshness.receive(now, message)
                 if message.whole and message.epoch == reporter.epoch:
-                    led = [each for each in self._services if reporter.leader_of(each) == central]
-                    self._log_unlimited_services(message, led)
+                    self._log_unlimited_services(
+                        message,
+                        [
+                            service
+                            for service in self._services
+                            if service in message.services
+                            or reporter.leads_unlimited(now, central, service)
+                        ],
+                    )
                 if reporter.due(now) < self._sleeps_until - MIN_SLEEP:  # credit to give back
                     self._has_work.set()
 
@@ -253,22 +263,29 @@ class ReporterThread:
         if missing == self._missing:
             return
         self._missing = missing
-        if missing:
+        for central, services in missing.items():
             log.warning(
-                "leader %s is not heard: users live on their safe shares", ", ".join(missing)
+                "%s is not heard: users%s live on their safe shares",
+                f"leader {central}" if central else "the leader of some services",
+                f" of {name_list(services)}" if services else "",
             )
-        else:
-            leader = reporter.status(now).leader
-            log.info("leader %s is heard, epoch %d", leader, reporter.epoch)
+        if not missing:
+            log.info(
+                "leader %s is heard, epoch %d",
+                reporter.status(now).leader or "none",
+                reporter.epoch,
+            )
 
     def _log_unlimited_services(self, quota: Quota, led: Sequence[str]) -> None:
         """Log the services that have lost their limits, never had any, or have got them.
 
-        `led`: those that the sender of the Quota leads.
+        `led`: those whose limits are all in this Quota.
         """
         before = self._unlimited
         self._unlimited = before.difference(led).union(
-            service for service in led if not _has_limits(quota.services.get(service))
+            service
+            for service in led
+            if service not in quota.services or not has_limits(quota.services[service])
         )
         if self._unlimited == before:
             return
@@ -394,8 +411,3 @@ class AskWatcher:
                     return
                 self._loop.call_soon_threadsafe(self._tell)
             self._is_wanted.wait()
-
-
-def _has_limits(part: ServiceQuota | None) -> bool:
-    """Whether a user of the service may have a limit. A user's own entry gives shares alone."""
-    return part is not None and (bool(part.newcomers) or any(part.users.values()))

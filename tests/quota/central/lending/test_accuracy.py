@@ -104,14 +104,17 @@ class Fleet:
         }
         self.leader: str | None = None
         self.epoch = 0
+        self.cut: set[tuple[str, str]] = set()  # node, central
         self.passed: Counter[tuple[int, str]] = Counter()  # by second and service
+        self.passed_at: Counter[tuple[str, str]] = Counter()  # by node and service
 
     def later(self, delay: float, act: Callable[[], object]) -> None:
         heappush(self.events, (self.now + delay, next(self.numbers), act))
 
     def send_to_node(self, central: str, node: str, message: Any) -> None:
         def arrive() -> None:
-            self.nodes[node].receive(self.now, central, message)
+            if (node, central) not in self.cut:
+                self.nodes[node].receive(self.now, central, message)
 
         self.later(DELAY, arrive)
 
@@ -123,6 +126,10 @@ class Fleet:
         self.centrals[name].is_up = False
         for node in self.nodes.values():
             node.lose_connection(self.now, name)
+
+    def cut_off(self, node: str, central: str) -> None:
+        self.cut.add((node, central))
+        self.nodes[node].lose_connection(self.now, central)
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
@@ -145,14 +152,15 @@ class Fleet:
                 is_led = self.leader is not None and self.centrals[self.leader].is_up
                 central.election.lose(self.leader if is_led else None, self.epoch)
             central.tick()
-        for node in self.nodes.values():
+        for name, node in self.nodes.items():
             for service in SERVICES:
                 passed = node.offer(self.now, service, "u", {"r": 1.0}, 2, can_wait=False)
                 passed = ~passed if passed < 0 else passed
                 self.passed[int(self.now), service] += passed
+                self.passed_at[name, service] += passed
             for central, message in node.outgoing(self.now):
                 target = self.centrals[central]
-                if target.is_up:
+                if target.is_up and (name, central) not in self.cut:
                     self.later(DELAY, self._arrival(target, message))
 
     def _arrival(self, target: CentralMachine, message: Any) -> Callable[[], object]:
@@ -218,3 +226,47 @@ def test_limits_hold_while_the_leader_changes() -> None:
     for service in SERVICES:
         total = fleet.total(service, killed)
         assert 0.8 * 12 * LIMIT <= total <= 12 * LIMIT + BURST_SECONDS * LIMIT, (service, total)
+
+
+def test_a_node_that_a_borrower_cannot_reach_keeps_its_safe_share_in_every_epoch() -> None:
+    fleet = Fleet()
+    fleet.elect("a")
+    fleet.run(12.0)
+    lost = [service for service, leader in fleet.leaders().items() if leader == "b"]
+    fleet.cut_off("n", "b")
+    for _ in range(3):
+        fleet.run(4.0)
+        fleet.elect("a")  # it goes on in a higher epoch, as when a central comes or goes
+        fleet.run(0.5)
+        before = Counter(fleet.passed_at)
+        fleet.run(4.0)
+        assert [service for service, leader in fleet.leaders().items() if leader == "b"] == lost
+        passed = fleet.passed_at - before
+        for service in lost:
+            # Half of the limit is the node's safe share. The rest goes to the other one.
+            assert 0.8 * 4 * LIMIT / 2 <= passed["n", service] <= 1.1 * 4 * LIMIT / 2, passed
+    assert all(fleet.nodes["n"].state(fleet.now, service, "u") == "safe" for service in lost)
+    fleet.cut.clear()
+    fleet.run(2.0)
+    assert all(fleet.nodes["n"].state(fleet.now, service, "u") == "fresh" for service in lost)
+
+
+def test_a_central_that_was_frozen_hears_the_nodes_before_it_leads_again() -> None:
+    fleet = Fleet()
+    fleet.elect("a")
+    fleet.run(12.0)
+    # SIGSTOP: it does nothing, and its connections stand.
+    fleet.centrals["b"].is_up = False
+    fleet.run(10.0)
+    fleet.centrals["b"].is_up = True
+    thawed = int(fleet.now) + 1
+    fleet.run(1.0)  # not every node has reported yet
+    assert Counter(fleet.leaders().values()) == {"a": 3, "c": 3}
+    fleet.run(11.0)
+    assert Counter(fleet.leaders().values()) == {"a": 2, "b": 2, "c": 2}
+    worst = min(
+        (fleet.passed[second, service], second - thawed, service)
+        for second in range(thawed, thawed + 10)
+        for service in SERVICES
+    )
+    assert worst[0] >= 0.85 * LIMIT, worst

@@ -1,5 +1,6 @@
 """Three real centrals that divide their services, and a real node that is led by all of them."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,7 +73,10 @@ def is_fresh(node: Node) -> bool:
     return all(states.get(service, {}).get("fresh") == 1 for service in SERVICES)
 
 
-def test_services_are_divided_and_move_when_a_central_stops_or_comes_back(tmp_path: Path) -> None:
+def test_services_are_divided_and_move_when_a_central_stops_or_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sluicegate.quota")
     with CentralGroup(tmp_path, **OPTIONS) as group, running_node(group) as node:
         group.wait_for_leader()
         before = wait_until_divided(group, 2)
@@ -92,6 +96,8 @@ def test_services_are_divided_and_move_when_a_central_stops_or_comes_back(tmp_pa
         )
 
         borrower = next(name for name in group.running if name != leader.name)
+        nodes = get(group.running[borrower], "/api/nodes")["nodes"]
+        assert [node["quota_age"] is not None for node in nodes] == [True]
         epoch = node.status().epoch
         group.stop(borrower)
         after = wait_until_divided(group, 3)
@@ -103,6 +109,11 @@ def test_services_are_divided_and_move_when_a_central_stops_or_comes_back(tmp_pa
         group.stop(leader.name)
         wait_until_divided(group, 3)
         wait_for(lambda: is_fresh(node), seen=node.status)
+        assert node.status().unlimited == ()
+    # A central that does not list a service may have lent it: it is not without limits for that.
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message for message in messages if "no limits" in message] == []
+    assert any(message.startswith("no longer leads service-") for message in messages)
 
 
 def test_a_service_of_classic_nodes_stays_with_the_leader(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ class _Api:
         if connection is None:
             nothing = ("kind", "address", "connected_since", "frames", "last_slot", "quota_age")
             return node | dict.fromkeys(nothing)
-        sent = connection.quota_sent if self._registry.state.leads else None
+        sent = connection.quota_sent if self._registry.state.grants else None
         return node | {
             "kind": connection.kind,
             "address": connection.address,

@@ -251,7 +251,7 @@ class _CentralCollector(Collector):
 
 def _quota_ages(registry: "ConnectionRegistry", now: float) -> list[float]:
     """Slots since each live node that is connected was last sent a quota; a standby sends none."""
-    if not registry.state.leads:
+    if not registry.state.grants:
         return []
     ledger = registry.state.ledger
     slot = registry.state.slot(now)

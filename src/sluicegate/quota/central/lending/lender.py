@@ -48,6 +48,8 @@ class Lender:
         self._loans: dict[str, _Loan] = {}
         self._awaited: dict[str, str] = {}  # by service: who has led it, and may not have let go
         self._kept: dict[str, float] = {}  # services that must not be lent, and until when
+        self._best_inputs: object = None  # of the division below, which is costly to compute
+        self._best: dict[str, str] = {}
 
     @property
     def division(self) -> dict[str, str]:
@@ -104,8 +106,17 @@ class Lender:
 
     def _best_division(self, now: float) -> dict[str, str]:
         kept = {service for service, until in self._kept.items() if now < until}
-        present = [peer for peer in self._present if self._is_present(now, peer)]
-        best = divide(self._list_services(), [self.name, *present], kept, self.name)
+        present = {peer for peer in self._present if self._is_present(now, peer)}
+        services = tuple(self._list_services())
+        if (services, present, kept) != self._best_inputs:
+            self._best_inputs = services, present, kept
+            self._best = self._compute_division(services, present, kept)
+        return self._best
+
+    def _compute_division(
+        self, services: Iterable[str], present: Iterable[str], kept: Collection[str]
+    ) -> dict[str, str]:
+        best = divide(services, [self.name, *present], kept, self.name)
         lent: dict[str, int] = {}
         for service, central in best.items():
             lent[central] = lent.get(central, 0) + 1
@@ -118,6 +129,8 @@ class Lender:
         if not self.epoch:
             return False
         best = self._best_division(now)
+        if best is self._division:
+            return False
         moved = {
             service: central
             for service, central in self.division.items()

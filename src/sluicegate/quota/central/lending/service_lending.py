@@ -7,6 +7,7 @@ peers, tells the ledger which services have come and gone, and the nodes who lea
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -19,6 +20,7 @@ from sluicegate.quota.central.lending.borrower import Borrower
 from sluicegate.quota.central.lending.lender import Lender
 from sluicegate.quota.central.lending.messages import Borrow, Lend
 from sluicegate.quota.central.state import CentralState
+from sluicegate.quota.name_list import name_list
 
 __all__ = ["PeerWay", "ServiceLending"]
 
@@ -26,6 +28,7 @@ _logger = logging.getLogger("sluicegate.quota")
 
 _TICKS_PER_LEASE = 20
 _BRIEF_SLOTS = 1.0  # nodes do not notice that nobody led a service for less
+_HEAR_SLOTS = 1.25  # in which every node has reported
 
 
 class PeerWay(Protocol):
@@ -63,8 +66,11 @@ class ServiceLending:
         self._lender = Lender(state.name, lease, lambda: state.ledger.services)
         self._borrower = Borrower(secrets.randbits(48), lease)
         self._led: frozenset[str] = frozenset()  # as of the last `_look`
+        self._led_epoch = 0
         self._led_until: dict[str, tuple[int, float]] = {}  # by service: epoch and time
         self._is_resigned = False
+        self._ticked_at = -math.inf
+        self._ready_at = -math.inf  # when it has heard of what it has slept through
         self._task: asyncio.Task[None] | None = None
         state.lending = self
 
@@ -103,6 +109,7 @@ class ServiceLending:
             peers = known.intersection(self._way.connected)
             self._send(self._lender.begin(now, epoch, peers))
             self._led = self._find_led()  # the ledger has taken all of them over
+            self._led_epoch = epoch
         else:
             self._send(self._lender.go_on(now, epoch))
             self._look()
@@ -130,21 +137,38 @@ class ServiceLending:
             self._borrower.receive(now, peer, message)
             if self._borrower.epoch > self._state.epoch and not self._state.leads:
                 self._state.follow(self._clock(), self._borrower.epoch)
+            self._borrow(now)
         self._look()
 
     def tick(self) -> None:
         """See what time has brought: to be called some times in each lease."""
         now = self._lease_clock()
+        slot_seconds = self._state.ledger.slot_seconds
+        if now > self._ticked_at + self._tick_seconds + slot_seconds > -math.inf:
+            self._ready_at = now + _HEAR_SLOTS * slot_seconds
+        self._ticked_at = now
         if self._state.leads:
             self._send(self._lender.tick(now))
             if self._lender.wants_epoch(now):
                 self._leadership.raise_epoch(self._clock())
-        elif self._is_warm() and not self._is_resigned:
-            leader = self._leadership.leader
-            message = self._borrower.borrow(now, leader)
-            if message is not None and leader is not None:
-                self._way.send(leader, message)
+        else:
+            self._borrow(now)
         self._look()
+
+    def _borrow(self, now: float) -> None:
+        """Ask the leader for services, if it is time to, or for what it has lent once more.
+
+        A process that was frozen does not know what nodes used meanwhile, and would grant too much
+        or too little: it hears them first, unless it still has a loan that would run out.
+        """
+        if self._state.leads or self._is_resigned or not self._is_warm():
+            return
+        if now < self._ready_at and not self._borrower.services(now):
+            return
+        leader = self._leadership.leader
+        message = self._borrower.borrow(now, leader)
+        if message is not None and leader is not None:
+            self._way.send(leader, message)
 
     def _send(self, messages: Iterable[tuple[str, Lend]]) -> None:
         for peer, message in messages:
@@ -152,22 +176,26 @@ class ServiceLending:
 
     def _find_led(self) -> frozenset[str]:
         services = self._state.ledger.services
-        return frozenset(service for service in services if self._state.leads_service(service))
+        if self._state.leads:
+            return frozenset(service for service in services if self._lender.leads(service))
+        return frozenset(services).intersection(self.borrowed())
 
     def _look(self) -> None:
         """See which services have come and gone."""
         led = self._find_led()
+        epoch_before, self._led_epoch = self._led_epoch, self._state.epoch
         if led == self._led:
             return
         now, epoch = self._clock(), self._state.epoch
         gained, lost = led - self._led, self._led - led
         self._led = led
         for service in lost:
-            self._led_until[service] = (epoch, now)
+            self._led_until[service] = (epoch_before, now)
         if lost:
+            _logger.info("no longer leads %s; epoch %d", name_list(sorted(lost)), epoch)
             self._state.ledger.drop_asks()
         if gained:
-            _logger.info("leads now: %s; epoch %d", ", ".join(sorted(gained)), epoch)
+            _logger.info("leads %s; epoch %d", name_list(sorted(gained)), epoch)
             new = [service for service in gained if not self._is_back(service, now, epoch)]
             if new:
                 self._state.take_services(now, new)
@@ -208,4 +236,4 @@ def _listed(division: dict[str, str]) -> str:
     by_central: dict[str, list[str]] = {}
     for service, central in sorted(division.items()):
         by_central.setdefault(central, []).append(service)
-    return "; ".join(f"{central} leads {', '.join(names)}" for central, names in by_central.items())
+    return "; ".join(f"{central} leads {name_list(names)}" for central, names in by_central.items())

@@ -34,7 +34,7 @@ _SMALL_BYTES = (
     1 << 14
 )  # a report of this size is booked in a few milliseconds, even if all users are new
 _USERS_AT_ONCE = 250  # of an ask
-_NO_LEADER = CloseReason.overloaded("this central no longer leads")
+_NO_LEADER = CloseReason(1012, "no leader: this central no longer leads; connect again")
 
 
 class NodeSession:

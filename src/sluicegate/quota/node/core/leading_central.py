@@ -7,10 +7,10 @@ for two slots. Times are seconds of the node's monotonic clock.
 import math
 from collections.abc import Iterable
 
-__all__ = ["LeadingCentral"]
+__all__ = ["SILENT_SLOTS", "LeadingCentral"]
 
 _SILENT_SECONDS = 0.25
-_SILENT_SLOTS = 2.25
+SILENT_SLOTS = 2.25  # without a message: a central that leads sends one in each slot
 _User = tuple[str, str]  # service, user
 
 _INTERVAL = 0.05  # between two asks, until the central says otherwise
@@ -40,7 +40,7 @@ class LeadingCentral:
         self._unanswered: dict[_User, None] = {}  # the users that all asks since then are for
         self._asked_at = -math.inf  # the last ask
         self._answered_ask = -math.inf  # the last one before it was heard
-        self._silent_after = _SILENT_SLOTS * slot_seconds
+        self._silent_after = SILENT_SLOTS * slot_seconds
 
     @property
     def is_heard(self) -> bool:

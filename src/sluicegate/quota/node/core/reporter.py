@@ -14,7 +14,8 @@ nothing for two slots, the host is *alone*: users live on their safe shares unti
 The leader may have given services to other centrals (`--lead per-service`). The slots are those of
 the leader, which says in its Acks that it leads. A service is led by the central that has listed it
 in a Quota of this epoch, and by the leader if none has. Asks go there, and when that central is
-away, the host is alone with this service only.
+away, the host is alone with this service only. So it is with a service that no central lists any
+more, two slots after a new epoch: its leader is one that the host does not reach.
 
 All processes of a host count in one shared memory (`UserTable`); one of them has this object and
 talks to the centrals. It writes the leader's clock and quotas into the memory and collects the
@@ -39,7 +40,7 @@ from itertools import islice
 
 from sluicegate._validate import check_text
 from sluicegate.errors import ProtocolError
-from sluicegate.quota.messages import Ack, Ask, Quota, Report, UserAsk
+from sluicegate.quota.messages import Ack, Ask, Quota, Report, ServiceQuota, UserAsk
 from sluicegate.quota.node.core._apply_quota import (
     forget,
     put_quota,
@@ -50,11 +51,11 @@ from sluicegate.quota.node.core._apply_quota import (
 from sluicegate.quota.node.core._report_tracker import ReportTracker, UserTotals
 from sluicegate.quota.node.core._scan import collect, count_states
 from sluicegate.quota.node.core._user_table import UserTable
-from sluicegate.quota.node.core.leading_central import LeadingCentral
+from sluicegate.quota.node.core.leading_central import SILENT_SLOTS, LeadingCentral
 from sluicegate.quota.node.core.slot_clock import SlotClock
 from sluicegate.quota.stable_hash import report_delay
 
-__all__ = ["NodeStatus", "Reporter"]
+__all__ = ["NodeStatus", "Reporter", "has_limits"]
 
 # The record of a free user never changes, but is refreshed as long as the user has requests.
 _IDLE_WINDOWS = 120
@@ -128,6 +129,11 @@ class Reporter:
         self._clock = SlotClock(user_table.slot_seconds, now=now, wall=now + offset)
         self._leader: str | None = None
         self._service_leaders: dict[str, str] = {}  # as Quotas of this epoch say
+        self._epoch_heard_at = now
+        # Services with limits that no central has listed in this epoch yet; and those of them that
+        # count as without a leader, since when.
+        self._unlisted: set[str] = set()
+        self._leaderless: dict[str, float] = {}
         alone_since = now if self._epoch < 0 else -1.0
         # None: whoever leads, while that is not known.
         self._leading: dict[str | None, LeadingCentral] = {
@@ -141,6 +147,7 @@ class Reporter:
         self._report_delay = report_delay(user_table.node_id, user_table.slot_seconds)
         self._version: int | None = None  # of the limits; None: no Quota yet
         self._newcomers: dict[str, dict[str, float]] = {}  # by service
+        self._limited: dict[str, int] = {}  # services with limits, and their version
         self._nodes = 0
         self._quota_slot: int | None = None  # of the newest whole Quota
 
@@ -161,6 +168,9 @@ class Reporter:
             for central in self._in_use:
                 if now >= central.silent_at(self._retry_seconds()):
                     central.go_away(central.heard_at, self._retry_seconds())
+            if self._is_listing_over(now):
+                for service in self._unlisted:
+                    self._leaderless.setdefault(service, self._epoch_heard_at)
             self._set_silent_at()
             self._publish_header()
 
@@ -182,12 +192,41 @@ class Reporter:
         """The centrals that lead something here. None: the leader is not known."""
         return {self._leader, *self._service_leaders.values()}
 
-    def missing_leaders(self, since: float) -> list[str]:
-        """The centrals that lead something here and have been away since then or for longer."""
-        return sorted(
-            central
+    def leads_unlimited(self, now: float, central: str, service: str) -> bool:
+        """Whether a whole Quota of `central` that does not limit a service is the last word on it.
+
+        So it is if `central` has listed it; or leads, and no central has ever sent limits for it.
+        """
+        if service in self._service_leaders:
+            return self._service_leaders[service] == central
+        is_known = service in self._limited or not self._is_listing_over(now)
+        return central == self._leader and not is_known
+
+    def missing_leaders(self, since: float) -> dict[str | None, list[str]]:
+        """The centrals that have been away since then or for longer, with the services they lead.
+
+        None: services whose leader is not known.
+        """
+        missing: dict[str | None, list[str]] = {
+            central: []
             for central in self._leaders
             if central is not None and 0.0 <= self._leading[central].alone_since <= since
+        }
+        for service in self._limited:
+            if self._header.has_service(service) and 0.0 <= self._alone_since(service) <= since:
+                central = None if service in self._leaderless else self.leader_of(service)
+                missing.setdefault(central, []).append(service)
+        return missing
+
+    @property
+    def hears_all_leaders(self) -> bool:
+        """Whether the leader of each service that has limits is heard."""
+        return not self._is_alone and all(
+            self._alone_since(service) < 0.0
+            for service, version in self._limited.items()
+            # After a change of the limits the service may have none: then nobody lists it.
+            if self._header.has_service(service)
+            and (version == self._version or service in self._service_leaders)
         )
 
     def _hear(self, now: float, central: str, epoch: int, *, leads: bool) -> None:
@@ -198,12 +237,39 @@ class Reporter:
                 # has only restarted needs a report before it can answer.
                 if other != central:
                     self._asking.update(leading.take_unanswered())
-            self._epoch = epoch
-            self._leader = None
-            self._service_leaders = {}
+            self._begin_epoch(now, epoch)
         if leads or self._leader is None:
             self._leader = central
         self._leading[central].hear(now)
+
+    def _begin_epoch(self, now: float, epoch: int) -> None:
+        """Each service is to be listed anew.
+
+        Of those that the last leader led, the new one is the leader until then. The others are
+        still where they were, for all that is known.
+        """
+        for service in self._limited:
+            if service in self._unlisted:
+                self._leaderless.setdefault(service, self._epoch_heard_at)
+            elif self.leader_of(service) != self._leader and self._alone_since(service) >= 0.0:
+                self._leaderless[service] = self._alone_since(service)
+        self._unlisted = {service for service in self._limited if self._header.has_service(service)}
+        self._epoch = epoch
+        self._epoch_heard_at = now
+        self._leader = None
+        self._service_leaders = {}
+
+    def _is_listing_over(self, now: float) -> bool:
+        """Whether each leader in this epoch, if it is heard, has listed its services."""
+        return now >= self._epoch_heard_at + SILENT_SLOTS * self._user_table.slot_seconds
+
+    def _alone_since(self, service: str) -> float:
+        """Since when no leader of a service is heard; below 0: one is."""
+        since = self._leading[self.leader_of(service)].alone_since
+        leaderless_since = self._leaderless.get(service)
+        if leaderless_since is None:
+            return since
+        return leaderless_since if since < 0.0 else min(since, leaderless_since)
 
     def _set_in_use(self) -> None:
         """Who leads may have changed, or how often to ask."""
@@ -214,11 +280,10 @@ class Reporter:
     def _set_silent_at(self) -> None:
         retry_seconds = self._retry_seconds()
         self._silent_at = min(central.silent_at(retry_seconds) for central in self._in_use)
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether no leader is heard."""
-        return self._silent_at == math.inf
+        self._is_alone = self._silent_at == math.inf  # no leader is heard
+        if not self._unlisted <= self._leaderless.keys():
+            listing_over = self._epoch_heard_at + SILENT_SLOTS * self._user_table.slot_seconds
+            self._silent_at = min(self._silent_at, listing_over)
 
     def _lead_seconds(self) -> float:
         """How long credit takes to come, from the request that needs it."""
@@ -290,8 +355,8 @@ class Reporter:
             retry_seconds=self._retry_seconds(),
             newcomers=self._newcomers,
             alone_services={
-                service: self._leading[central].alone_since
-                for service, central in self._service_leaders.items()
+                service: self._alone_since(service)
+                for service in {*self._service_leaders, *self._leaderless}
             },
         )
 
@@ -331,11 +396,17 @@ class Reporter:
         if quota.epoch < self._epoch:
             return
         self._hear(now, central, quota.epoch, leads=False)
-        for service in quota.services:
+        for service, part in quota.services.items():
             before = self.leader_of(service)
             if before != central:
                 self._asking.update(self._leading[before].take_unanswered(service))
             self._service_leaders[service] = central
+            if has_limits(part):
+                self._limited[service] = quota.version
+            elif quota.whole:
+                self._limited.pop(service, None)
+            self._unlisted.discard(service)
+            self._leaderless.pop(service, None)
         leading = self._leading[central]
         is_newest = (quota.epoch, quota.time) >= leading.newest
         if is_newest:
@@ -563,6 +634,11 @@ class Reporter:
             f"epoch={self._epoch}, leader={self._leader!r}, "
             f"users={len(self._user_table)})"
         )
+
+
+def has_limits(part: ServiceQuota) -> bool:
+    """Whether a user of the service may have a limit. A user's own entry gives shares alone."""
+    return bool(part.newcomers) or any(part.users.values())
 
 
 def _stored_version(version: int | None) -> int:

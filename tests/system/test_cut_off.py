@@ -104,14 +104,28 @@ def is_led_after(fleet: ElectedFleet, epoch: int) -> bool:
 def cut_off_leader(
     fleet: ElectedFleet, run: Run, name: str, *others: str, loses: bool = False
 ) -> Story:
-    """Cut the leader off from others, or from all, until another has led for a while."""
-    yield lambda: fleet.leader() and all(central.is_up() for central in fleet.centrals)
-    leader = fleet.leader() or fleet.central
-    epoch = ask(leader).epoch
+    """Cut the leader off from others, or from all, until another has led for a while.
+
+    It must have granted before. A busy machine may have cost it its lease until then: the next
+    leader takes its place.
+    """
+    while True:
+        yield lambda: fleet.leader() and all(central.is_up() for central in fleet.centrals)
+        leader = fleet.leader() or fleet.central
+        epoch = ask(leader).epoch
+        spy = Spy(leader)
+        spy.report(-1)
+
+        def has_granted(spy: Spy = spy, epoch: int = epoch) -> bool:
+            return spy.watch(epoch) and bool(spy.granted(epoch))
+
+        yield (
+            lambda has_granted=has_granted, epoch=epoch: has_granted() or is_led_after(fleet, epoch)
+        )
+        if spy.granted(epoch) and not is_led_after(fleet, epoch):
+            break
+        spy.close()
     cut = run.cuts[name] = Cut(leader.name, epoch)
-    spy = Spy(leader)
-    spy.report(-1)
-    yield lambda: spy.watch(epoch) and spy.granted(epoch)
 
     assert fleet.network is not None
     fleet.network.cut(leader.name, *(one for one in others if one != leader.name), loses=loses)

@@ -226,7 +226,8 @@ def test_a_close_waits_no_longer_than_it_may_for_a_redis_that_hangs(
         start = time.monotonic()
         leased.close()
         end = time.monotonic()
-        assert 0.2 <= end - start < 0.7 + lateness.between(start, end)
+        # A connection keeps a time-out that is within 2 ms of what is left: it may end as early.
+        assert 0.198 <= end - start < 0.7 + lateness.between(start, end)
 
 
 def test_a_denied_key_does_not_hammer_redis(redis_server: RedisServer, clock: ManualClock) -> None:

@@ -360,11 +360,11 @@ def longest_turn(
     """CPU seconds of the longest turn of the central's loop meanwhile; a node is answered.
 
     Whatever else the machine does can only add to them, by emptying the caches say. So they are
-    measured up to three times, and the least of them counts.
+    measured up to ten times, and the least of them counts: a turn that is too long always is.
     """
     turns = []
     with Witness(target) as witness:
-        while len(turns) < 3 and min(turns, default=allowed) >= allowed:
+        while len(turns) < 10 and min(turns, default=allowed) >= allowed:
             target.turn.forget()
             nonsense(witness)
             witness.wait_for_more()
@@ -412,5 +412,5 @@ def test_who_looks_at_usage_holds_nobody_up(target: Target) -> None:
         target.throw(classic(20_000))  # again: usage is shown for some slots only
         wait_for(lambda: users() == 1000, seen=users)
 
-    # A turn takes 0.02 s; all users in one go, 0.1 s.
+    # A turn takes 0.02 s, and 0.07 s on a busy machine; all users in one go, 0.1 to 0.3 s.
     assert longest_turn(target, look, allowed=0.05) < 0.05

@@ -88,7 +88,7 @@ class Central:
                 f"missing: set both (--token-file), or listen on 127.0.0.1"
             )
         self._membership = check_membership(name, peers, election, lease, state, lead)
-        self._check_peer_access(listen, peer_ca)
+        self._check_peer_access(peer_ca)
         self._peer_ca = None if peer_ca is None else str(peer_ca)
         self._limits = limits
         self._tls = (None, None) if tls_cert is None else (str(tls_cert), str(tls_key))
@@ -108,7 +108,7 @@ class Central:
         self._thread: _LoopThread | None = None
         self.registry: ConnectionRegistry | None = None  # set by start()
 
-    def _check_peer_access(self, listen: str, peer_ca: str | Path | None) -> None:
+    def _check_peer_access(self, peer_ca: str | Path | None) -> None:
         if self._membership is None or not self._membership.urls:
             if peer_ca is not None:
                 raise ConfigError(f"a peer CA file ({peer_ca}) but no peers")

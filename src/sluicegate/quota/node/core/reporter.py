@@ -168,7 +168,7 @@ class Reporter:
             for central in self._in_use:
                 if now >= central.silent_at(self._retry_seconds()):
                     central.go_away(central.heard_at, self._retry_seconds())
-            if self._is_listing_over(now):
+            if now >= self._listing_ends:
                 for service in self._unlisted:
                     self._leaderless.setdefault(service, self._epoch_heard_at)
             self._set_silent_at()
@@ -199,7 +199,7 @@ class Reporter:
         """
         if service in self._service_leaders:
             return self._service_leaders[service] == central
-        is_known = service in self._limited or not self._is_listing_over(now)
+        is_known = service in self._limited or now < self._listing_ends
         return central == self._leader and not is_known
 
     def missing_leaders(self, since: float) -> dict[str | None, list[str]]:
@@ -259,9 +259,10 @@ class Reporter:
         self._leader = None
         self._service_leaders = {}
 
-    def _is_listing_over(self, now: float) -> bool:
-        """Whether each leader in this epoch, if it is heard, has listed its services."""
-        return now >= self._epoch_heard_at + SILENT_SLOTS * self._user_table.slot_seconds
+    @property
+    def _listing_ends(self) -> float:
+        """When each leader in this epoch, if it is heard, has listed its services."""
+        return self._epoch_heard_at + SILENT_SLOTS * self._user_table.slot_seconds
 
     def _alone_since(self, service: str) -> float:
         """Since when no leader of a service is heard; below 0: one is."""
@@ -282,8 +283,7 @@ class Reporter:
         self._silent_at = min(central.silent_at(retry_seconds) for central in self._in_use)
         self._is_alone = self._silent_at == math.inf  # no leader is heard
         if not self._unlisted <= self._leaderless.keys():
-            listing_over = self._epoch_heard_at + SILENT_SLOTS * self._user_table.slot_seconds
-            self._silent_at = min(self._silent_at, listing_over)
+            self._silent_at = min(self._silent_at, self._listing_ends)
 
     def _lead_seconds(self) -> float:
         """How long credit takes to come, from the request that needs it."""

@@ -23,9 +23,12 @@ _FIRST = (
     "tests/system/test_failing_nodes.py",
     "tests/sim/test_accuracy.py",
     "tests/demo/test_quota.py",
+    "tests/sim/test_random_space.py",
     "tests/system/test_calm_fleet.py",
     "tests/sim/",
     "tests/system/",
+    "tests/test_hanging.py",
+    "tests/test_package.py",
 )
 
 

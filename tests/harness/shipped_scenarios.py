@@ -21,20 +21,26 @@ import pytest
 from sluicegate.sim.runner import Result, run
 from sluicegate.sim.scenario import load
 
-__all__ = ["RunShipped", "run_shipped"]
+__all__ = ["SECONDS", "SOAK", "RunShipped", "run_shipped"]
 
 RunShipped = Callable[..., Result]  # name, system="fair", seed=0
 
 SOAK = os.environ.get("HYPOTHESIS_PROFILE") == "soak"
 SECONDS = {
     # A figure of a minute, and a warm-up of 10 or 15 s.
-    **dict.fromkeys(("overload-3x", "overload-10x", "lossy"), 80.0),
-    "skewed-clocks": 80.0,  # the last clock is set at 60.3 s
-    # No figure of a minute.
-    **dict.fromkeys(("two-resources", "flood", "fairness"), 40.0),
-    **dict.fromkeys(("small-50", "doorman-1", "doorman-4"), 60.0),
-    "doorman-5": 26.0,  # a warm-up of 15 s and a window of 10 s
-    "surge": 30.0,  # it has risen at 21 s
+    **dict.fromkeys(("overload-3x", "overload-10x"), 73.0),
+    **dict.fromkeys(("lossy", "hopping", "moving", "skewed-clocks"), 78.0),
+    # No figure of a minute: a warm-up of 10 or 15 s, and a window of 10 s at most.
+    **dict.fromkeys(("two-resources", "flood", "fairness"), 28.0),
+    **dict.fromkeys(("small-50", "below-limit", "doorman-1", "doorman-4"), 40.0),
+    "doorman-5": 26.0,
+    # It goes up, or down, at 40.3 s, and a figure of 10 s must be right again soon after.
+    **dict.fromkeys(("failover", "join", "death", "doorman-2"), 60.0),
+    # The same, until 70.3 s, and a figure of a minute.
+    **dict.fromkeys(("partition", "doorman-3", "doorman-6"), 90.0),
+    "return": 50.0,  # the last node is back at 37.3 s
+    "standstill": 66.0,  # the last nodes stand still at 60.8 s
+    "surge": 26.0,  # it has risen at 21 s
     "on-and-off": 120.0,
     "one-per-second": 180.0,
 }

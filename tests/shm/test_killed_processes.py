@@ -16,7 +16,7 @@ import pytest
 from sluicegate import Limit, SharedKeyed, SharedTable
 from tests.harness.waits import wait_for
 
-KILLS = 5_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 100
+KILLS = 5_000 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 50
 WRITERS = 4
 BURST = 10**9
 

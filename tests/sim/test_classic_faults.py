@@ -10,7 +10,7 @@ from sluicegate.quota.messages import Report
 from sluicegate.sim.measures import Measures
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import Scenario, read
-from tests.harness.shipped_scenarios import RunShipped
+from tests.harness.shipped_scenarios import SOAK, RunShipped
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
@@ -108,7 +108,7 @@ def many_users(count: int) -> Scenario:
         f"""
         title = "Many users on one node"
         about = "More counters in a slot than the older node collected."
-        seconds = 12
+        seconds = {12 if SOAK else 6}
         exact_arrivals = true
         warm_up = 2
         nodes = 1

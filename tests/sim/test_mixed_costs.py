@@ -8,6 +8,7 @@ from sluicegate.sim.mixed_costs import draw_mixed
 from sluicegate.sim.random_clusters import draw
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import read
+from tests.harness.shipped_scenarios import SOAK
 
 # Whole clusters in virtual time: what runs there is measured by the other tests of tests/sim.
 pytestmark = pytest.mark.no_cover
@@ -51,7 +52,7 @@ def test_small_requests_pass_beside_large_ones_that_must_wait(wait: bool) -> Non
 # Requests may wait, and less is asked for than the limit: one perfect bucket refuses no small one.
 CLUSTERS = [
     seed
-    for seed in range(150)
+    for seed in range(150 if SOAK else 100)
     if (facts := draw_mixed(seed).facts).wait and facts.load < 0.8 and not facts.duration
 ]
 

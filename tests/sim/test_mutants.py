@@ -31,10 +31,11 @@ from typing import NamedTuple
 import pytest
 
 import sluicegate
+from tests.harness.shipped_scenarios import SECONDS, SOAK
 
 PACKAGE = Path(sluicegate.__file__).parent
 SCENARIOS = Path(__file__).parent / "scenarios"
-SEEDS = range(5 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1)
+SEEDS = range(5 if SOAK else 1)
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 SERVICE_LEDGER = "quota/ledger/_service_ledger.pyx"
 QUEUE_SERVER = "quota/ledger/_queue_server.pyx"
@@ -368,8 +369,11 @@ sys.exit(main(sys.argv[1:]))
 
 def simulate(copy: Path, scenario: str, seed: int, fault: int) -> subprocess.CompletedProcess[str]:
     named = str(SCENARIOS / scenario) if scenario.endswith(".toml") else scenario
+    options = ["--seed", str(seed)]
+    if not SOAK and scenario in SECONDS:
+        options += ["--seconds", str(SECONDS[scenario])]
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_CLASSIC, "simulate", named, "--seed", str(seed)],
+        [sys.executable, "-c", WITHOUT_CLASSIC, "simulate", named, *options],
         env={**os.environ, "PYTHONPATH": str(copy), "SLUICEGATE_FAULT": str(fault)},
         capture_output=True,
         text=True,

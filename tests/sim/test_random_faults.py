@@ -5,11 +5,12 @@ import functools
 import pytest
 
 from sluicegate.sim.random_faults import KINDS, Row, bound_of, draw, run_many, table
+from tests.harness.shipped_scenarios import SOAK
 
 # Whole clusters in virtual time: what runs there is measured by tests/sim, at a third of the time.
 pytestmark = pytest.mark.no_cover
 
-RUNS = 30
+RUNS = 30 if SOAK else 20  # in which the same kinds of faults come
 PART = 10  # that one test runs: a slow machine must not take too long for it
 
 

@@ -236,6 +236,8 @@ class Comparison:
 
     def _follow(self, time: float) -> None:
         """Take up the limits in force, and note the end of the warm-up."""
+        if self._is_warm and not self._changes:
+            return
         while self._changes and self._changes[0][0] <= min(time, self._warm_up):
             self._change_limits(*self._changes.pop(0))
         if not self._is_warm and time >= self._warm_up:

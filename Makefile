@@ -1,22 +1,27 @@
 # Everything runs in .venv, which is set up once, without root. `make help` lists the targets.
+# Only tests and benchmarks of the node in nginx need more, and are skipped without it.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 EXTRA_demo := server,dashboard
 EXTRA_test := test
 EXTRA_bench := bench
+# Of Debian, for the node in nginx. Not its luajit, which conflicts with the Lua module of nginx.
+DEBIAN_test := nginx libnginx-mod-http-lua lua-resty-core lua-cjson luajit2 lua-check
+DEBIAN_bench := nginx libnginx-mod-http-lua lua-resty-core lua-cjson luajit2 wrk
 CORE := $(shell find src -name '*.pyx' -o -name '*.pxd')
 # Tests with real processes mostly wait: one more at a time than there are cores.
 PYTEST := $(BIN)/python -m pytest -n $(shell echo $$(($$(nproc) + 1))) --dist loadfile --no-loadscope-reorder
 # What computes and has no real time in it: a busy machine makes it slower, and nothing else.
 WITHOUT_REAL_TIME := --ignore=tests/sim --ignore=tests/test_package.py -m "not hypothesis"
-# What does not wait for each other is done at once: pip and the checks use one core, gcc all.
-AT_ONCE := $(MAKE) --no-print-directory --output-sync=line --jobs=$(shell nproc) AT_ONCE_HERE=yes
+# What does not wait for each other is done at once: pip and the checks use one core, gcc all, and
+# apt-get mostly waits for the network.
+AT_ONCE := $(MAKE) --no-print-directory --output-sync=line --jobs=$(shell echo $$(($$(nproc) + 1))) AT_ONCE_HERE=yes
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Tests start hundreds of processes: each would compile the package once more.
 export PYTHONDONTWRITEBYTECODE :=
 
-CHECKS := check-stubs check-types check-cython check-style check-imports
+CHECKS := check-stubs check-types check-cython check-style check-imports check-lua
 .PHONY: help demo test coverage test-busy lint bench soak clean $(CHECKS)
 ifndef AT_ONCE_HERE
 .NOTPARALLEL:
@@ -32,10 +37,10 @@ test: lint ## what a change must pass: lint, types, import contracts, tests, doc
 	$(PYTEST) --durations=10
 
 # Not a part of `make test`: tracing takes about a sixth of the CPU time of all tests.
-coverage: .venv/test .venv/core ## the same tests, traced: which lines and branches none of them runs
+coverage: .venv/test .venv/core .venv/debian-test ## the same tests, traced: which lines and branches none of them runs
 	$(PYTEST) --cov --cov-report=term
 
-test-busy: .venv/test .venv/core ## the tests with real time in them, while the machine is kept busy
+test-busy: .venv/test .venv/core .venv/debian-test ## the tests with real time in them, while the machine is kept busy
 	$(BIN)/python -m tests.busy $(PYTEST) tests $(WITHOUT_REAL_TIME) --durations=10
 
 lint: .venv/made ## style, types and import contracts
@@ -57,10 +62,17 @@ check-style: .venv/test
 check-imports: .venv/test
 	$(BIN)/lint-imports
 
-bench: .venv/bench .venv/core ## ours and the peers side by side; ONLY=limits runs one part
+check-lua: .venv/debian-test
+	@if command -v luacheck >/dev/null; then \
+	  echo "luacheck --std ngx_lua lua tests/lua"; luacheck --quiet --no-color --std ngx_lua lua tests/lua; \
+	else \
+	  echo "sluicegate: without luacheck the Lua files are not checked: apt-get install lua-check"; [ -z "$$CI" ]; \
+	fi
+
+bench: .venv/bench .venv/core .venv/debian-bench ## ours and the peers side by side; ONLY=limits runs one part
 	$(BIN)/python -m benchmarks $(ONLY)
 
-soak: .venv/test .venv/core ## the tests with many more examples, kills and random seeds (four hours)
+soak: .venv/test .venv/core .venv/debian-test ## the tests with many more examples, kills and random seeds (four hours)
 	HYPOTHESIS_PROFILE=soak $(PYTEST) tests -o timeout=1500 -o faulthandler_timeout=1800
 	$(BIN)/sluicegate simulate random --runs 20000 --jobs $$(nproc) --seed $$(date +%s)
 	$(BIN)/sluicegate simulate random-faults --runs 2000 --jobs $$(nproc) --seed $$(date +%s)
@@ -92,6 +104,11 @@ clean: ## remove .venv and everything that was built
 .venv/demo .venv/test .venv/bench: .venv/%: .venv/made Makefile pyproject.toml setup.py
 	@echo "sluicegate: installing what 'make $*' needs"
 	@SLUICEGATE_CORE_IS_COMPILED=1 $(PIP) --no-build-isolation --editable ".[$(EXTRA_$*)]"
+	@touch $@
+
+# Tried once: a machine without root, or without apt-get, is told what to install.
+.venv/debian-test .venv/debian-bench: .venv/debian-%: .venv/made Makefile tests/debian_packages.sh
+	@sh tests/debian_packages.sh "make $*" $(DEBIAN_$*)
 	@touch $@
 
 .venv/core: $(CORE) setup.py | .venv/made

@@ -79,10 +79,16 @@ def test_the_map_shows_the_tree_as_it_is() -> None:
     assert sorted(drawn() - files) == []
 
 
+def test_the_map_of_the_nginx_node_shows_its_files() -> None:
+    tree = MAP.read_text().split("```\nlua/throttle/")[1].split("```")[0]
+    files = {path.name for path in (MAP.parents[1] / "lua" / "throttle").glob("*.lua")}
+    assert set(re.findall(r"^  (\w+\.lua)", tree, re.MULTILINE)) == files
+
+
 def test_only_the_changelog_knows_the_old_name() -> None:
     root = MAP.parents[1]
     old = b"head" + b"gate"
-    folders = ("src", "tests", "docs", "benchmarks", "examples")
+    folders = ("src", "lua", "tests", "docs", "benchmarks", "examples")
     files = [path for folder in folders for path in (root / folder).rglob("*")]
     files += [path for path in root.iterdir() if path.suffix or path.name == "Makefile"]
     texts = (".py", ".pyx", ".pxd", ".pyi", ".lua", ".md", ".toml", ".json", ".in", "")

@@ -80,6 +80,8 @@ def test_the_wheel_has_the_compiled_core_and_the_types(wheel: Path) -> None:
         assert f"{module}.pyi" in names
         assert any(name.startswith(f"{module}.cpython") for name in names)
     assert "sluicegate/limits/redis/lua/decide.lua" in names
+    for path in (ROOT / "lua" / "throttle").glob("*.lua"):
+        assert f"sluicegate/lua/throttle/{path.name}" in names
     assert not [name for name in names if name.endswith((".c", ".pyx", ".pxd"))]
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
 
@@ -87,13 +89,26 @@ def test_the_wheel_has_the_compiled_core_and_the_types(wheel: Path) -> None:
 def test_the_wheel_works_by_itself(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = "import sluicegate; print(sluicegate.__file__, sluicegate.Keyed('1/s').allow('a'))"
-    # -S: nothing of this environment, above all not the package under development.
-    answer = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path)},
+    answer = run_alone(tmp_path, "-c", code)
+    assert answer.split() == [str(tmp_path / "sluicegate" / "__init__.py"), "True"]
+
+
+def test_the_wheel_knows_where_its_lua_files_are(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    words = ("--central", "10.0.0.1", "--user-from", "address")
+    conf = run_alone(tmp_path, "-m", "sluicegate", "nginx-conf", *words)
+    assert f'lua_package_path "{tmp_path}/sluicegate/lua/?.lua;;";' in conf
+
+
+def run_alone(folder: Path, *command: str) -> str:
+    """What Python prints with the package in `folder`, and nothing of this environment (-S)."""
+    ran = subprocess.run(
+        [sys.executable, "-S", *command],
+        cwd=folder,
+        env={"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
         check=True,
+        timeout=PATIENCE,
     )
-    assert answer.stdout.split() == [str(tmp_path / "sluicegate" / "__init__.py"), "True"]
+    return ran.stdout

@@ -1,0 +1,201 @@
+-- Kills a process at every point of an operation on the memory of a node at which the memory has changed.
+--
+-- A child that shares the memory does the operation, and notes the instructions of LuaJIT's interpreter
+-- after which the memory was another one than before. For each of these a further child does the same,
+-- on memory with the same contents, and is killed right there. Then the parent looks through the memory:
+-- it must be whole, with the operation done or not done, and serve as before.
+--
+-- Prints JSON: by operation, at how many points it was killed, or what was wrong.
+
+local script, path = arg[0], arg[1]
+local folder = script:match("^(.*)/[^/]*$")
+package.path = folder .. "/../../lua/?.lua;" .. folder .. "/?.lua;" .. package.path
+
+local ffi = require "ffi"
+local memory = require "throttle.memory"
+local memory_audit = require "memory_audit"
+local memory_host = require "memory_host"
+local write_json = require "write_json"
+
+ffi.cdef [[
+int fork(void);
+int waitpid(int process, int *status, int options);
+int kill(int process, int signal);
+int getpid(void);
+void _exit(int status);
+]]
+
+local MAX_POINTS = 1000
+
+local C = ffi.C
+local SIGKILL = 9
+local MAX_USERS = 50
+local GRANTED = 1000
+local ONE = { requests = 1 }
+local status = ffi.new("int[1]")
+
+local function find_record(host, name)
+    for index = 0, host.memory.header.used - 1 do
+        local record = host.memory.records[index]
+        if record.serial % 2 == 1 and ffi.string(record.name, record.name_size) == name then
+            return index, record.serial
+        end
+    end
+end
+
+local function value(found, name, field)
+    local cell = found.users[name] and found.users[name].requests
+    return cell and cell[field] or 0
+end
+
+-- `changes`: user, field and by how much it is changed, if the operation is done.
+local operations = {
+    ["throttle of a known user"] = {
+        run = function(host)
+            host:throttle("ann", ONE)
+        end,
+        changes = { "ann", "reserved", 1 },
+    },
+    ["throttle of a new user"] = {
+        run = function(host)
+            host:throttle("new", ONE)
+        end,
+        changes = { "new", "reserved", 0 }, -- beginnings are counted instead
+    },
+    ["consume of a known user"] = {
+        run = function(host)
+            host:consume("ann", ONE)
+        end,
+        changes = { "ann", "consumed", 1 },
+    },
+    ["consume of a new user"] = {
+        run = function(host)
+            host:consume("new", ONE)
+        end,
+        changes = { "new", "consumed", 1 },
+    },
+    ["consume of a new resource"] = {
+        run = function(host)
+            host:consume("ann", { requests = 1, bytes = 1 })
+        end,
+        changes = { "ann", "consumed", 1 },
+    },
+    ["forgetting a user"] = {
+        run = function(host)
+            local index, serial = find_record(host, "idle")
+            host.users:forget(memory.now(), index, serial, 4294967295)
+        end,
+        changes = { "ann", "consumed", 0 },
+    },
+    ["a grant to a known user"] = {
+        run = function(host)
+            host:grant({ ann = { requests = { GRANTED + 7, 0 } } })
+        end,
+        changes = { "ann", "granted", 7 },
+    },
+    ["a grant to a new user"] = {
+        run = function(host)
+            host:grant({ new = { requests = { 7, 0 } } })
+        end,
+        changes = { "new", "granted", 7 },
+    },
+}
+
+--- Run an operation in a child that calls `hook` after every `steps` instructions; whether it was killed.
+local function run_in_child(operation, host, steps, hook)
+    local child = C.fork()
+    if child == 0 then
+        jit.off() -- compiled code does not call the hook
+        jit.flush()
+        debug.sethook(hook, "", steps)
+        operation.run(host)
+        debug.sethook()
+        C._exit(0)
+    end
+    assert(C.waitpid(child, status, 0) == child)
+    return status[0] == SIGKILL
+end
+
+--- The numbers of the instructions after which the memory has changed.
+local function find_points(operation, host, size)
+    local start = host.memory.start
+    local before = ffi.new("char[?]", size)
+    local points = assert(memory_host.open_memory(nil, MAX_POINTS)).start -- any memory that a child shares
+    local count, found = ffi.cast("int32_t *", points), ffi.cast("int32_t *", points) + 1
+    local steps = 0
+    count[0] = 0
+    ffi.copy(before, start, size)
+    assert(not run_in_child(operation, host, 1, function()
+        steps = steps + 1
+        if C.memcmp(before, start, size) ~= 0 then
+            ffi.copy(before, start, size)
+            found[count[0]] = steps
+            count[0] = count[0] + 1
+        end
+    end))
+    local list = {}
+    for i = 0, count[0] - 1 do
+        list[#list + 1] = found[i]
+    end
+    assert(#list > 0 and #list < MAX_POINTS)
+    return list
+end
+
+local function check_change(before, after, changes)
+    local user, field, by = unpack(changes)
+    local change = value(after, user, field) - value(before, user, field)
+    if change ~= 0 and change ~= by then
+        error(("%s of %s has changed by %g"):format(field, user, change), 0)
+    end
+end
+
+--- Other users, and this one, are served as before.
+local function check_service(host)
+    local before = memory_audit.look(host.memory, host.header)
+    for _, name in ipairs { "ann", "idle", "new", "newer" } do
+        assert(host:throttle(name, ONE) == true, name .. " was refused")
+        assert(host:consume(name, ONE))
+    end
+    local after = memory_audit.look(host.memory, host.header)
+    for _, name in ipairs { "ann", "new", "newer" } do
+        assert(value(after, name, "consumed") == value(before, name, "consumed") + 1, name .. " is not counted")
+    end
+end
+
+local function kill_itself()
+    C.kill(C.getpid(), SIGKILL)
+end
+
+local function try(name, operation)
+    local host = assert(memory_host.open(path .. "-" .. name:gsub(" ", "-"), MAX_USERS))
+    host:grant({ ann = { requests = { GRANTED, 0 } }, ben = { requests = { GRANTED, 0 } }, idle = {} })
+    assert(host:throttle("ann", ONE) == true and host:consume("ann", ONE))
+    local shared = host.memory
+    local size = shared.shape.records + shared.header.committed
+    local contents = ffi.string(shared.start, size)
+    local before = memory_audit.look(shared, host.header)
+    local points = find_points(operation, memory_host.new(shared, MAX_USERS), size)
+    for _, steps in ipairs(points) do
+        ffi.copy(shared.start, contents, size)
+        host = memory_host.new(shared, MAX_USERS)
+        assert(run_in_child(operation, host, steps, kill_itself))
+        local done, problem = pcall(function()
+            local after = memory_audit.look(shared, host.header)
+            check_change(before, after, operation.changes)
+            assert(after.lost <= 1, "more than one record is lost")
+            check_service(host)
+        end)
+        if not done then
+            error(("killed after %d instructions: %s"):format(steps, problem), 0)
+        end
+    end
+    shared:close()
+    return #points
+end
+
+local answers = {}
+for name, operation in pairs(operations) do
+    local done, result = pcall(try, name, operation)
+    answers[name] = done and { points = result } or { problem = tostring(result) }
+end
+print(write_json.text(answers))

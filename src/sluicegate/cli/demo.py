@@ -20,6 +20,7 @@ from sluicegate.cli.output import can_show, discard, is_terminal, open_console
 from sluicegate.clock import Clock
 from sluicegate.demo import limits, limits_screen, pacing, pacing_screen, quota, quota_screen
 from sluicegate.demo.fleet import StartCancelled
+from sluicegate.demo.nginx import INSTALL
 from sluicegate.demo.sparkline import ASCII, BLOCKS, plain
 from sluicegate.errors import ConfigError, SluicegateError
 
@@ -35,18 +36,20 @@ _CENTRALS = (1, 2, 3)
 # Of dispatch as `dispatch.MIN_SECONDS`, which is imported when it is needed.
 _LEAST = {"quota": quota.MIN_SECONDS, "pacing": pacing.MIN_SECONDS, "dispatch": 8}
 _TWO_CENTRALS = "two centrals have no fault tolerance: neither can lead without the other"
+_NO_NGINX = f"no nginx with Lua found: {INSTALL}"
 _NEEDED = ("orjson", "prometheus_client", "starlette", "uvicorn", "websockets")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs a central, three end nodes of two processes each and the traffic of six users,\n"
-        "and shows live how each user is held to their limit; with --centrals 3 three centrals\n"
-        "elect a leader, and another one leads when it dies; 'limits' shows every limiter under\n"
-        "the same bursty traffic; 'pacing' shows four nodes that spend a budget along its line,\n"
-        "with no coordinator; 'dispatch' shows two workers that serve a queue in batches, and\n"
-        "clients that ask for three times as much. Without a terminal only the closing table is\n"
-        "printed. The exit code (but of limits) is 0 if all goals were met, and 1 if not."
+        "and shows live how each user is held to their limit; the last node is an nginx where\n"
+        "one with Lua is installed; with --centrals 3 three centrals elect a leader, and another\n"
+        "one leads when it dies; 'limits' shows every limiter under the same bursty traffic;\n"
+        "'pacing' shows four nodes that spend a budget along its line, with no coordinator;\n"
+        "'dispatch' shows two workers that serve a queue in batches, and clients that ask for\n"
+        "three times as much. Without a terminal only the closing table is printed. The exit\n"
+        "code (but of limits) is 0 if all goals were met, and 1 if not."
     )
     parser.epilog = (
         "examples:\n  sluicegate demo\n  sluicegate demo --centrals 3\n"
@@ -169,9 +172,12 @@ def run_quota(
         try:
             with quota.QuotaDemo(flag, centrals) as demo:
                 if console is not None:
+                    if demo.nginx_address is None:
+                        console.print(f"[dim]{_NO_NGINX}[/]", soft_wrap=True)
                     quota_screen.show(demo, duration, console, _marks(console))
                 else:
                     sys.stderr.write(f"sluicegate demo: {_where(demo)}\n")
+                    sys.stderr.write(f"sluicegate demo: {_where_nginx_is(demo)}\n")
                     demo.run(_SECONDS_WITHOUT_TERMINAL if duration is None else duration)
                 # The fleet has the rest only while it runs.
                 report = quota.report(demo, flag.number)
@@ -190,6 +196,13 @@ def _where(demo: quota.QuotaDemo) -> str:
         for central in demo.centrals()
     )
     return f"the centrals are {centrals}"
+
+
+def _where_nginx_is(demo: quota.QuotaDemo) -> str:
+    if demo.nginx_address is None:
+        return _NO_NGINX
+    node = next(node for node in demo.nodes() if node.kind == "nginx")
+    return f"{node.name} is nginx at http://{demo.nginx_address} (process {node.master})"
 
 
 def run_pacing(

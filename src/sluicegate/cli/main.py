@@ -1,9 +1,9 @@
 """The entry point of `sluicegate`: finds the command and imports its file, and no other.
 
-A command is a module of this package with `configure(parser)`, which adds its arguments and sets
-`run`, a function of the parsed arguments and the clock that returns the exit code: 0 success, 1
-failure, 2 wrong usage (argparse). What a command does is elsewhere; these files hold the edge:
-arguments, the terminal, exit codes.
+A command is a module of this package (`nginx-conf` is nginx_conf.py) with `configure(parser)`,
+which adds its arguments and sets `run`, a function of the parsed arguments and the clock that
+returns the exit code: 0 success, 1 failure, 2 wrong usage (argparse). What a command does is
+elsewhere; these files hold the edge: arguments, the terminal, exit codes.
 """
 
 import argparse
@@ -23,6 +23,7 @@ COMMANDS = {
     "central": "run the server that assigns quotas to nodes",
     "witness": "run a vote without a server, for the election of two centrals",
     "node": "run a reverse proxy that enforces a quota in front of a service",
+    "nginx-conf": "print the configuration of an nginx that enforces a quota",
     "worker": "run a function on the batches of a queue",
     "queue": "look at a queue, drain it, retry its dead requests",
 }
@@ -50,7 +51,8 @@ def main(argv: list[str] | None = None, *, clock: Clock | None = None) -> int:
             allow_abbrev=False,
         )
         if name == chosen:
-            importlib.import_module(f"sluicegate.cli.{name}").configure(command)
+            module = name.replace("-", "_")
+            importlib.import_module(f"sluicegate.cli.{module}").configure(command)
     arguments = parser.parse_args(words)
     arguments.words = words  # for a command that starts itself again
     code: int = arguments.run(arguments, clock or SystemClock())

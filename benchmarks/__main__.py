@@ -15,6 +15,7 @@ PARTS = [
     "central",
     "pacing",
     "dispatch",
+    "nginx",
 ]
 
 

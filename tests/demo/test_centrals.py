@@ -15,10 +15,10 @@ from sluicegate.cli.main import main
 from sluicegate.demo import quota, quota_screen
 from sluicegate.demo.pauses import PauseLog, PauseMeter
 from sluicegate.demo.quota import CentralView, QuotaDemo, StopFlag
-from sluicegate.demo.quota_users import NODES, USERS, WORKERS
+from sluicegate.demo.quota_users import USERS
 from sluicegate.demo.sparkline import BLOCKS, plain
 from sluicegate.demo.verdict import WARM_UP
-from tests.harness.demo_command import folders_of, processes_of, running
+from tests.harness.demo_command import expected_processes, folders_of, processes_of, running
 from tests.harness.waits import PATIENCE, wait_for
 
 CENTRALS = 3
@@ -168,7 +168,7 @@ def test_two_centrals_run_with_a_note_and_ctrl_c_ends_all_of_it() -> None:
         line = demo.err.wait_for("the centrals are central-1 at http://127.")
         assert line.count(", active)") == 1, line
         pid = demo.process.pid
-        assert len(processes_of(pid)) == 2 + NODES * WORKERS
+        assert len(processes_of(pid)) == expected_processes(centrals=2)
         demo.process.send_signal(signal.SIGINT)
         report = json.loads(demo.out.text())
         assert demo.process.wait(PATIENCE) == 128 + signal.SIGINT

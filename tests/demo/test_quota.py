@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -29,6 +30,7 @@ from rich.console import Console
 from sluicegate.cli import demo as demo_command
 from sluicegate.cli.main import main
 from sluicegate.demo.fleet import Fleet
+from sluicegate.demo.nginx import INSTALL, find_nginx
 from sluicegate.demo.pauses import PauseLog, PauseMeter
 from sluicegate.demo.process import NodeProcesses
 from sluicegate.demo.quota_users import NODES, USERS, WORKERS, User
@@ -40,7 +42,13 @@ from sluicegate.quota import Node
 from sluicegate.quota.central.limit_sources.sqlite_file import SqliteFile
 from sluicegate.sim.runner import run
 from sluicegate.sim.scenario import read
-from tests.harness.demo_command import DEMO, folders_of, processes_of, running
+from tests.harness.demo_command import (
+    DEMO,
+    expected_processes,
+    folders_of,
+    processes_of,
+    running,
+)
 from tests.harness.servers import default_signals, freeze, thaw
 from tests.harness.waits import PATIENCE, Output, wait_for
 
@@ -120,6 +128,9 @@ def test_the_report_adds_up(demo_run: DemoRun) -> None:
     assert not demo_run.report["central"]["url"].startswith("http://127.0.0.1:")
     # "reused" for a moment if the central was held up just now; without one it would be "safe".
     assert {node["state"] for node in demo_run.report["nodes"]} <= {"fresh", "reused"}
+    last = "python" if find_nginx() is None else "nginx"
+    kinds = [node["kind"] for node in demo_run.report["nodes"]]
+    assert kinds == ["python"] * (NODES - 1) + [last]
     for user in demo_run.report["users"]:
         assert user["asked"] == user["admitted"] + user["refused"]
         assert user["asked"] == sum(user["per_second"]["asked"])
@@ -156,7 +167,7 @@ def test_a_worker_that_is_killed_is_replaced_and_another_reports(demo_run: DemoR
     assert any(re.search(rf"kill -9 {victim} +# the other", it) for it in demo_run.frames)
     assert not re.search(rf"\b{victim}\b", demo_run.frames[-1])
     assert [node["restarts"] for node in demo_run.report["nodes"]] == [1, 0, 0]
-    assert re.search(r"node-1 \w+ \(1 to be started again\)", "".join(demo_run.frames))
+    assert re.search(r"node-1 \w+ \(1 restarting\)", "".join(demo_run.frames))
 
 
 def test_the_screen_has_all_of_it_and_what_to_try(demo_run: DemoRun) -> None:
@@ -167,7 +178,8 @@ def test_the_screen_has_all_of_it_and_what_to_try(demo_run: DemoRun) -> None:
     # In a frame that was drawn while the machine held one of them up it has another state.
     frames = demo_run.frames[-50:]
     assert any(re.search(r"central +leads +process \d+, epoch \d+, slot \d+", it) for it in frames)
-    assert any(len(re.findall(r"node-\d fresh\b", it)) == NODES for it in frames)
+    shown = r"node-\d( \(nginx\))? fresh\b"
+    assert any(len(re.findall(shown, it)) == NODES for it in frames)
     for command in (r"kill -9 \d+", r"kill -STOP (\d+); sleep 8; kill -CONT \1"):
         assert re.search(command, last)
 
@@ -193,8 +205,10 @@ def test_nothing_is_left_behind(demo_run: DemoRun) -> None:
 def test_ctrl_c_in_the_middle_ends_all_of_it_and_prints_the_report() -> None:
     with running("--json") as demo:
         demo.err.wait_for("the central is at http://127.")
+        no_nginx = f"no nginx with Lua found: {INSTALL}"
+        demo.err.wait_for("node-3 is nginx at http://127." if find_nginx() else no_nginx)
         pid = demo.process.pid
-        assert len(processes_of(pid)) == 1 + NODES * WORKERS
+        assert len(processes_of(pid)) == expected_processes(centrals=1)
         demo.process.send_signal(signal.SIGINT)
         report = json.loads(demo.out.text())
         assert demo.process.wait(PATIENCE) == 128 + signal.SIGINT
@@ -210,7 +224,8 @@ def test_a_signal_during_the_start_ends_what_has_started(tmp_path: Path) -> None
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     with running(PYTHONPATH=path) as demo:
         pid = demo.process.pid
-        wait_for(lambda: len(processes_of(pid)) == 1 + NODES * WORKERS, seen=demo.err.lines)
+        everything = expected_processes(centrals=1)
+        wait_for(lambda: len(processes_of(pid)) == everything, seen=demo.err.lines)
         demo.process.send_signal(signal.SIGTERM)
         assert demo.process.wait(PATIENCE) == 128 + signal.SIGTERM
         assert (demo.out.text(), demo.err.text()) == ("", "")
@@ -291,9 +306,7 @@ def test_when_the_demo_is_killed_its_processes_end_too() -> None:
         demo.process.wait(PATIENCE)
         wait_for(lambda: not processes_of(pid), seen=lambda: processes_of(pid))
     for folder in folders_of(pid):
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
 
 
 def test_a_fleet_that_cannot_start_says_why(
@@ -605,6 +618,17 @@ def test_after_another_burst_was_set_the_bucket_may_be_full() -> None:
     after = [Second(9 + index, 200.0, 3.0, 900, 200) for index in range(7)]
     assert measured(GREEDY, [*before, *after, Second(16, 200.0, 3.0, 900, 800)])["over"] == 0
     assert measured(GREEDY, [*before, *after, Second(16, 200.0, 3.0, 900, 801)])["over"] > 0
+
+
+def test_the_recent_seconds_may_begin_with_what_was_left_unused_just_before() -> None:
+    record = Record(USERS)
+    for number in range(60):
+        record.add(HOPPER, Second(number, 100.0, 10.0, 500, 110 if number % 2 else 90))
+        checks = record.checks(HOPPER, recent=10)
+        assert all(check.is_met for check in checks), (number, checks)
+    for number in range(60, 65):
+        record.add(HOPPER, Second(number, 100.0, 10.0, 500, 102))
+    assert [check.is_met for check in record.checks(HOPPER, recent=10)] == [False, True]
 
 
 def test_a_user_without_a_limit_is_not_evaluated() -> None:

@@ -14,13 +14,14 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 __all__ = ["wrap"]
 
 _PR_SET_PDEATHSIG = 1
 
 
-def wrap(command: list[str]) -> list[str]:
+def wrap(command: Sequence[str]) -> list[str]:
     """The same command, killed when this process dies."""
     return [sys.executable, "-SI", __file__, str(os.getpid()), *command]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from sluicegate.demo.dispatch_handler import BATCH, handle
 from sluicegate.demo.embedded_redis import EmbeddedRedis, find_redis
 from sluicegate.demo.fleet import StartCancelled
-from sluicegate.demo.process import Process, make_folder, stop
+from sluicegate.demo.process import Process, make_folder, python_module, stop
 from sluicegate.errors import ConfigError, Unavailable
 
 __all__ = ["QUEUE", "WORKERS", "DispatchFleet"]
@@ -43,11 +43,12 @@ class DispatchFleet:
         return self._redis.url
 
     def _worker(self, name: str) -> Process:
-        return Process(
-            *(self.folder, name, "sluicegate.demo.metered", str(self.folder / f"{name}.pauses")),
+        command = python_module(
+            *("sluicegate.demo.metered", str(self.folder / f"{name}.pauses")),
             *("worker", f"{handle.__module__}:{handle.__name__}", "--queue", QUEUE),
             *("--url", self._redis.url, "--batch", str(BATCH), "--lease", "2"),
         )
+        return Process(self.folder, name, command)
 
     def open(self) -> None:
         """Start all of it; raises StartCancelled if it is to stop meanwhile."""

@@ -2,9 +2,10 @@
 
 One central (the real command, with its limits in an SQLite file, so that `sluicegate limits` can
 change them), or several that share the file and elect a leader among themselves, and the workers of
-the end nodes. A process that dies is started again after RESTART_AFTER seconds, as a supervisor
-would; a central at the same address, with the state it had. That address is a random one of this
-machine (`random_loopback`).
+the end nodes. The last node is an nginx where one with Lua is installed: its workers are nginx's,
+and those of the fleet are its clients. A process that dies is started again after RESTART_AFTER
+seconds, as a supervisor would; a central, or nginx, at the same address, with the state it had.
+That address is a random one of this machine (`random_loopback`).
 
 The demo ends its processes in order; if it is killed before it can, they die with it. `open` can be
 cancelled at any point: `close` ends whatever was started until then.
@@ -17,6 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
+from sluicegate.demo.nginx import Nginx, find_nginx
 from sluicegate.demo.process import (
     Central,
     NodeProcesses,
@@ -37,6 +39,7 @@ from sluicegate.quota.central.limit_sources.sqlite_file import SqliteFile
 __all__ = ["RESTART_AFTER", "Fleet", "StartCancelled"]
 
 _USUAL_PORT = 7411
+_NGINX_PORT = 8080
 RESTART_AFTER = 3.0  # seconds
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 5.0
@@ -80,19 +83,21 @@ class Fleet:
             self._open_central()
         else:
             self._open_members()
+        nginx = self._make_nginx()
         for place in range(NODES):
             node = NodeProcesses(
                 self.folder,
-                f"node-{place + 1}",
+                _name(place),
                 [central.url for central in self.centrals],
                 [user.traffic[place] for user in USERS],
                 workers=WORKERS,
                 place=place,
                 of=NODES,
+                nginx=nginx if place == NODES - 1 else None,
             )
             self.nodes.append(node)
             node.start()
-        self._wait(self._workers(), lambda: all(node.is_ready() for node in self.nodes))
+        self._wait(self._node_processes(), lambda: all(node.is_ready() for node in self.nodes))
 
     def wait_for_leader(self, is_led: Callable[[], bool]) -> None:
         """Until the centrals have elected a leader; raises StartCancelled."""
@@ -112,6 +117,8 @@ class Fleet:
                 del self._died_at[process]
                 process.restarts += 1
                 process.start()
+        for nginx in self._nginx():
+            nginx.count_restarts()
 
     def counts(self, second: int) -> list[tuple[int, int]]:
         """Admitted and refused requests of each user in a second, on all nodes."""
@@ -135,7 +142,7 @@ class Fleet:
         ]
 
     def longest_pause(self, second: int) -> float:
-        """The longest pause of a central or worker that reaches into a second, as known."""
+        """The longest pause of a process that reaches into a second, as known."""
         return self._longest_pauses.get(second, 0.0)
 
     def read_pauses(self) -> set[int]:
@@ -156,6 +163,7 @@ class Fleet:
         """End all of it: the workers first, which send the centrals a leave message."""
         try:
             stop(self._workers(), _STOP_TIMEOUT)
+            stop(self._nginx(), _STOP_TIMEOUT)
             stop(self.centrals, _STOP_TIMEOUT)
         finally:
             for process in self._processes():
@@ -167,8 +175,30 @@ class Fleet:
     def _workers(self) -> list[Worker]:
         return [worker for node in self.nodes for worker in node.workers]
 
+    def _nginx(self) -> list[Nginx]:
+        """The only one, if there is one."""
+        return [node.nginx for node in self.nodes if node.nginx is not None]
+
+    def _node_processes(self) -> list[Process]:
+        return [process for node in self.nodes for process in node.processes]
+
     def _processes(self) -> list[Process]:
-        return [*self.centrals, *self._workers()]
+        return [*self.centrals, *self._node_processes()]
+
+    def _make_nginx(self) -> Nginx | None:
+        """The last node, as an nginx; None if there is no nginx that can be one."""
+        program = find_nginx()
+        if program is None:
+            return None
+        nginx = Nginx(
+            self.folder,
+            program,
+            address=_free_address(_NGINX_PORT),
+            node=_name(NODES - 1),
+            centrals=[central.url for central in self.centrals],
+            workers=WORKERS,
+        )
+        return nginx if nginx.can_run() else None
 
     def _open_central(self) -> None:
         """At the usual port, or at a free one if that is in use on all addresses."""
@@ -183,7 +213,7 @@ class Fleet:
     def _open_members(self) -> None:
         """Centrals that know each other's addresses, which must be free before they start."""
         for central in self.centrals:
-            central.set_address(_free_address())
+            central.set_address(_free_address(_USUAL_PORT))
         for central in self.centrals:
             central.join({member.name: member.url for member in self.centrals})
         self._start_centrals()
@@ -209,10 +239,15 @@ class Fleet:
             time.sleep(_LOOK_EVERY)
 
 
-def _free_address() -> str:
+def _name(place: int) -> str:
+    """The name of a node."""
+    return f"node-{place + 1}"
+
+
+def _free_address(usual_port: int) -> str:
     """A random address with the usual port, or a free one if that is in use on all addresses."""
     host = random_loopback()
-    for port in (_USUAL_PORT, 0):
+    for port in (usual_port, 0):
         with socket.socket() as probe:
             try:
                 probe.bind((host, port))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from sluicegate.demo.embedded_redis import EmbeddedRedis, find_redis
 from sluicegate.demo.fleet import StartCancelled
 from sluicegate.demo.pacing_node import NodePlan, NodeRecord, NodeStatus, run_node
-from sluicegate.demo.process import Process, make_folder, stop
+from sluicegate.demo.process import Process, make_folder, python_module, stop
 from sluicegate.demo.traffic import next_second, write_begin
 from sluicegate.errors import Unavailable
 from sluicegate.stores import MemoryStore
@@ -33,7 +33,8 @@ class _NodeProcess:
 
     def __init__(self, plan: NodePlan) -> None:
         self.record = NodeRecord(plan.folder / f"{plan.name}.record")
-        self.process = Process(plan.folder, plan.name, "sluicegate.demo.pacing_node", plan.encode())
+        command = python_module("sluicegate.demo.pacing_node", plan.encode())
+        self.process = Process(plan.folder, plan.name, command)
 
     def start(self) -> None:
         self.process.start()

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["SHORTEST_PAUSE", "PauseLog", "PauseMeter", "Span"]
+__all__ = ["SHORTEST_PAUSE", "TICK", "PauseLog", "PauseMeter", "Span"]
 
 SHORTEST_PAUSE = 0.03  # seconds: a shorter delay is the scheduler's everyday work
-_TICK = 0.02
+TICK = 0.02
 
 Span = tuple[float, float]  # from, to
 
@@ -33,9 +33,9 @@ class PauseMeter:
 
     def _measure(self) -> None:
         begin, worked = time.monotonic(), time.process_time()
-        while not self._is_over.wait(_TICK):
+        while not self._is_over.wait(TICK):
             end, works = time.monotonic(), time.process_time()
-            length = end - begin - _TICK - (works - worked)
+            length = end - begin - TICK - (works - worked)
             if length > SHORTEST_PAUSE:
                 os.write(self._file, f"{end - length} {end}\n".encode())
             begin, worked = end, works

@@ -1,5 +1,7 @@
 """The processes of a fleet: centrals, and end nodes of several workers.
 
+The workers of an end node are its own processes, or the clients of an nginx that is the node.
+
 Each process can be started again with the same command, has a log file, and logs its pauses. It
 has a process group of its own, so that Ctrl-C reaches only the one who started it, and dies with
 that one. The files of a fleet are in one folder, in memory if there is room.
@@ -7,6 +9,7 @@ that one. The files of a fleet are in one folder, in memory if there is room.
 `sluicegate demo` and the system tests run the same processes; they differ in what they do to them.
 """
 
+import contextlib
 import os
 import random
 import re
@@ -18,6 +21,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from sluicegate.demo import die_with_parent
 from sluicegate.demo.pauses import PauseLog
@@ -25,12 +29,16 @@ from sluicegate.demo.shared_counts import WorkerStatus
 from sluicegate.demo.traffic import Traffic
 from sluicegate.demo.worker import WorkerPlan
 
+if TYPE_CHECKING:
+    from sluicegate.demo.nginx import Nginx
+
 __all__ = [
     "Central",
     "NodeProcesses",
     "Process",
     "Worker",
     "make_folder",
+    "python_module",
     "random_loopback",
     "stop",
 ]
@@ -41,26 +49,31 @@ _LISTENS = re.compile(r"^sluicegate central .* on (http\S+)$", re.MULTILINE)
 _LAST_LINES = 10
 
 
-class Process:
-    """A module of Python that runs as a program, with the same arguments at each start."""
+def python_module(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of Python as a program."""
+    return [sys.executable, "-m", module, *arguments]
 
-    def __init__(self, folder: Path, name: str, module: str, *arguments: str) -> None:
+
+class Process:
+    """A process that is started with the same command each time."""
+
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def __init__(self, folder: Path, name: str, command: Sequence[str]) -> None:
         self.name = name
         self.restarts = 0  # by a supervisor
         self.popen: subprocess.Popen[bytes] | None = None
         self.pause_path = folder / f"{name}.pauses"
         self.pause_log = PauseLog(self.pause_path)
-        self._module = module
-        self._arguments = arguments
+        self._command = command
         self._log = folder / f"{name}.log"
         self._log_size = 0  # when it was started the last time
 
     def start(self) -> None:
-        command = [sys.executable, "-m", self._module, *self._arguments]
         with self._log.open("ab") as log:
             self._log_size = log.tell()
             self.popen = subprocess.Popen(
-                die_with_parent.wrap(command),
+                die_with_parent.wrap(self._command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -88,6 +101,14 @@ class Process:
         if self.popen is not None:
             self.popen.send_signal(number)
 
+    def end(self) -> None:
+        """Have it end in order, also if it, or a process that it has started, is stopped."""
+        pid = self.pid
+        if pid is not None:
+            self.signal(self.stop_signal)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGCONT)  # a stopped one would not receive the first one
+
     def kill(self) -> None:
         if self.popen is not None:
             self.popen.kill()
@@ -96,17 +117,16 @@ class Process:
 
 def stop(processes: Iterable[Process], timeout: float) -> None:
     """Let processes end, stopped ones too; kill those that have not after `timeout` seconds."""
-    running = [process.popen for process in processes if process.popen is not None]
+    running = [process for process in processes if process.popen is not None]
     for process in running:
-        process.terminate()
-        process.send_signal(signal.SIGCONT)  # a stopped process would not receive the first one
+        process.end()
     deadline = time.monotonic() + timeout
     for process in running:
+        assert process.popen is not None
         try:
-            process.wait(max(deadline - time.monotonic(), 0.0))
+            process.popen.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
 
 
 class Central(Process):
@@ -123,7 +143,7 @@ class Central(Process):
     ) -> None:
         self._options = ["--limits", str(limits)]
         self._options += [] if state is None else ["--state", str(state)]
-        super().__init__(folder, name, "sluicegate.demo.metered")
+        super().__init__(folder, name, [])
         self.set_address(listen)
 
     def join(self, members: Mapping[str, str], election: str = "paxos") -> None:
@@ -135,7 +155,10 @@ class Central(Process):
     def set_address(self, listen: str) -> None:
         """Where it will listen; port 0 is any free one."""
         self.url = f"http://{listen}"
-        self._arguments = (str(self.pause_path), "central", "--listen", listen, *self._options)
+        self._command = python_module(
+            *("sluicegate.demo.metered", str(self.pause_path)),
+            *("central", "--listen", listen, *self._options),
+        )
 
     def is_listening(self) -> bool:
         """Whether it has been listening since the last start. Its address is fixed from then on."""
@@ -149,7 +172,8 @@ class Worker(Process):
     """A worker of an end node."""
 
     def __init__(self, plan: WorkerPlan) -> None:
-        super().__init__(plan.folder, plan.name, "sluicegate.demo.worker", plan.encode())
+        command = python_module("sluicegate.demo.worker", plan.encode())
+        super().__init__(plan.folder, plan.name, command)
         self.counts = plan.open_counts()
 
     def status(self) -> WorkerStatus | None:
@@ -161,7 +185,8 @@ class Worker(Process):
 class NodeProcesses:
     """The workers of one end node. `traffic` is that of the node, which they share evenly.
 
-    `place`: the number of the node among `of` nodes.
+    `place`: the number of the node among `of` nodes. `nginx`: the node itself, if it is one; the
+    workers are its clients then.
     """
 
     def __init__(
@@ -174,8 +199,10 @@ class NodeProcesses:
         workers: int,
         place: int,
         of: int,
+        nginx: "Nginx | None" = None,
     ) -> None:
         self.name = name
+        self.nginx = nginx
         parts = [replace(one, rate=one.rate / workers) for one in traffic]
         self.workers = [
             Worker(
@@ -186,24 +213,32 @@ class NodeProcesses:
                     centrals,
                     parts,
                     phase=(place * workers + number) / (of * workers),
+                    nginx=None if nginx is None else nginx.address,
                 )
             )
             for number in range(workers)
         ]
 
+    @property
+    def processes(self) -> list[Process]:
+        return [*self.workers] if self.nginx is None else [self.nginx, *self.workers]
+
     def start(self) -> None:
-        """Start the workers that do not run."""
-        for worker in self.workers:
-            if worker.pid is None:
-                worker.start()
+        """Start the processes that do not run."""
+        for process in self.processes:
+            if process.pid is None:
+                process.start()
 
     def statuses(self) -> list[WorkerStatus]:
-        """Of the workers that run."""
+        """Of the workers that run; of nginx, its own."""
+        if self.nginx is not None:
+            return self.nginx.statuses()
         return [status for worker in self.workers if (status := worker.status()) is not None]
 
     def is_ready(self) -> bool:
         """Whether all workers wait for the begin of the traffic, or take part in it."""
-        return len(self.statuses()) == len(self.workers)
+        is_nginx_ready = self.nginx is None or self.nginx.is_ready()
+        return is_nginx_ready and all(worker.status() is not None for worker in self.workers)
 
 
 def make_folder(prefix: str) -> Path:

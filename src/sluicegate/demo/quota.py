@@ -74,12 +74,17 @@ def stop_flag() -> Iterator[StopFlag]:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """An end node at this moment. `reporter` is the worker that talks to the central."""
+    """An end node at this moment. `reporter` is the worker that talks to the central.
+
+    `kind` is python or nginx. Of nginx the workers are its own, and `master` is their parent.
+    """
 
     name: str
+    kind: str
     state: str
     workers: tuple[int, ...]  # process ids
     reporter: int | None
+    master: int | None
     restarts: int
 
 
@@ -187,6 +192,11 @@ class QuotaDemo:
     def nodes(self) -> list[NodeView]:
         return [_view(node) for node in self._fleet.nodes]
 
+    @property
+    def nginx_address(self) -> str | None:
+        """HOST:PORT of the node that is an nginx; None: no nginx with Lua was found."""
+        return next((node.nginx.address for node in self._fleet.nodes if node.nginx), None)
+
     def second_of(self, moment: float) -> float:
         """A moment of the monotonic clock, in seconds since the traffic began."""
         return moment - self._fleet.begin
@@ -244,13 +254,18 @@ def _view_central(central: Central, status: CentralStatus) -> CentralView:
 
 
 def _view(node: NodeProcesses) -> NodeView:
-    reporter = next((status for status in node.statuses() if status.is_reporting), None)
+    statuses = node.statuses()
+    reporter = next((status for status in statuses if status.is_reporting), None)
+    own = [worker.pid for worker in node.workers]
+    pids = own if node.nginx is None else [status.pid for status in statuses]
     return NodeView(
         node.name,
+        "python" if node.nginx is None else "nginx",
         "none" if reporter is None else reporter.state,
-        tuple(pid for worker in node.workers if (pid := worker.pid) is not None),
+        tuple(pid for pid in pids if pid is not None),
         None if reporter is None else reporter.pid,
-        sum(worker.restarts for worker in node.workers),
+        None if node.nginx is None else node.nginx.pid,
+        sum(process.restarts for process in node.processes),
     )
 
 
@@ -296,7 +311,12 @@ def report(demo: QuotaDemo, ended_by: int | None = None) -> dict[str, object]:
             for failover in demo.failovers
         ],
         "nodes": [
-            {"node": node.name, "state": node.state, "restarts": node.restarts}
+            {
+                "node": node.name,
+                "kind": node.kind,
+                "state": node.state,
+                "restarts": node.restarts,
+            }
             for node in demo.nodes()
         ],
         "users": users,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluicegate.demo.failover_log import Failover
+from sluicegate.demo.nginx import INSTALL
 from sluicegate.demo.quota import CentralView, NodeView, QuotaDemo
 from sluicegate.demo.quota_users import USERS, WORKERS, User
 from sluicegate.demo.sparkline import AT_LIMIT, bar_height, draw
@@ -53,6 +54,8 @@ def _lines(
     label_width = 10 if demo.has_several_centrals else 9
     if is_roomy:
         nodes = [_node(node, label_width) for node in demo.nodes()]
+        if demo.nginx_address is None:
+            nodes += ["[dim]no nginx with Lua found, which would be one of the nodes:[/]", INSTALL]
     else:
         nodes = [_nodes(demo.nodes(), label_width)]
     centrals = _centrals(demo) if demo.has_several_centrals else [_central(demo)]
@@ -73,6 +76,8 @@ def _lines(
         lines.append(f"[dim]  {user.about}[/]")
     lines += [*space, "[bold]Try in another terminal:[/]"]
     lines += [f"  {line}" for line in commands(demo, width - 2)]
+    if is_roomy and demo.nginx_address is not None:
+        lines += [f"  {line}" for line in _tries_on_nginx(demo, demo.nginx_address)]
     return lines
 
 
@@ -128,7 +133,11 @@ def _node(node: NodeView, label_width: int) -> str:
         f"{pid}{' (reports)' if pid == node.reporter else ''}" for pid in node.workers
     )
     missing = WORKERS - len(node.workers)
-    processes = f"processes {pids}" if node.workers else "no process"
+    if node.kind == "python":
+        processes = f"processes {pids}" if node.workers else "no process"
+    else:
+        processes = "nginx" if node.master is None else f"nginx {node.master}"
+        processes += f", workers {pids}" if node.workers else ", no worker"
     later = f"; {missing} to be started again" if missing else ""
     return f"{node.name:{label_width}}[{colour}]{node.state:7}[/] {processes}{later}"
 
@@ -138,8 +147,9 @@ def _nodes(nodes: Sequence[NodeView], label_width: int) -> str:
     shown = []
     for node in nodes:
         missing = WORKERS - len(node.workers)
-        later = f" ({missing} to be started again)" if missing else ""
-        shown.append(f"{node.name} [{_COLOURS[node.state]}]{node.state}[/]{later}")
+        later = f" ({missing} restarting)" if missing else ""
+        name = node.name if node.kind == "python" else f"{node.name} ({node.kind})"
+        shown.append(f"{name} [{_COLOURS[node.state]}]{node.state}[/]{later}")
     return f"{'nodes':{label_width}}{', '.join(shown)}"
 
 
@@ -208,6 +218,14 @@ def _tries_on_the_leader(demo: QuotaDemo) -> list[str]:
         _explained(f"kill -9 {leader.pid}", f"the leader: {what}"),
         _explained(f"{stop}; sleep 8; {go_on}", "it wakes up as a standby"),
     ]
+
+
+def _tries_on_nginx(demo: QuotaDemo, address: str) -> list[str]:
+    """Two lines in any case, so that the screen does not jump while it is started again."""
+    node = next(node for node in demo.nodes() if node.kind == "nginx")
+    worker = node.reporter or next(iter(node.workers), None)
+    kill = "" if worker is None else _explained(f"kill -9 {worker}", "nginx starts another")
+    return [kill, _explained(f'curl -iH "X-User: greedy" {address}', "204, or 429")]
 
 
 def _explained(words: str, what: str) -> str:

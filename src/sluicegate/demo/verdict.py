@@ -136,11 +136,16 @@ class Record:
     def checks(self, user: User, recent: int | None = None) -> list[Check]:
         """The verdict on a user, over all or the `recent` seconds; empty: too early to say."""
         seconds = list(self.seconds[user.name])
+        first = 0
+        if recent is not None and len(seconds) > recent:
+            first = seconds[-recent].number
+            seconds = seconds[-recent - _EVEN :]
         return evaluate(
             user,
-            seconds if recent is None else seconds[-recent:],
+            seconds,
             self.leaderless,
             self._left.get(user.name, 0.0) if self.leaderless else 0.0,
+            first,
         )
 
     def is_held(self, user: User) -> bool:
@@ -153,11 +158,12 @@ def evaluate(
     seconds: Sequence[Second],
     leaderless: Set[int] = frozenset(),
     left: float = 0.0,
+    first: int = 0,
 ) -> list[Check]:
     """The checks for which the user has goals; empty if there is nothing to evaluate.
 
     `leaderless`: the numbers of the seconds in which no central led. `left`: what is in the bucket
-    at first, of a user who does not save.
+    at first, of a user who does not save. `first`: the number of the first second to evaluate.
     """
     over = 0.0
     expected = passed = 0.0  # in calm seconds: what must pass at the least, and what did
@@ -165,7 +171,7 @@ def evaluate(
     level: float | None = None
     least = 0.0  # what is in a bucket that began empty
     burst_seconds: float | None = None
-    is_evaluated = _evaluated(seconds)
+    is_evaluated = _evaluated(seconds, first)
     for index, (second, pause) in enumerate(zip(seconds, _recent_pauses(seconds), strict=True)):
         limit = second.limit
         if limit is None or not any(is_evaluated[index : index + _EVEN + 1]):
@@ -217,8 +223,8 @@ def _follows(number: int, leaderless: Set[int]) -> bool:
     return any(each in leaderless for each in range(number - RECOVERY, number + 1))
 
 
-def _evaluated(seconds: Sequence[Second]) -> list[bool]:
-    evaluated = [second.number >= WARM_UP for second in seconds]
+def _evaluated(seconds: Sequence[Second], first: int) -> list[bool]:
+    evaluated = [second.number >= max(WARM_UP, first) for second in seconds]
     for index in range(1, len(seconds)):
         now, before = seconds[index], seconds[index - 1]
         if (now.limit, now.burst_seconds) != (before.limit, before.burst_seconds):

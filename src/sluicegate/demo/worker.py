@@ -1,5 +1,8 @@
 """One worker process of an end node, which also generates its part of the node's traffic.
 
+Of a node that is an nginx, it is one of the clients and generates traffic only: each request is one
+over HTTP, and nginx consumes what it admits.
+
     python -m sluicegate.demo.worker PLAN        a `WorkerPlan` as JSON
 
 It opens a `Node`, waits for the begin of the traffic, and then sends requests by the clock,
@@ -20,11 +23,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from sluicegate.demo.nginx_client import NginxClient
 from sluicegate.demo.pauses import PauseMeter
 from sluicegate.demo.shared_counts import SharedCounts, WorkerStatus
 from sluicegate.demo.traffic import SERVICE, Traffic, read_begin
@@ -36,6 +40,7 @@ __all__ = ["MAX_BACKLOG", "LoadGenerator", "WorkerPlan", "main"]
 MAX_BACKLOG = 0.5  # seconds
 _TICK = 0.01
 _PUBLISH_EVERY = 0.1
+_LONGEST_WAIT = 0.4  # of a request for the leader's answer, and a bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class WorkerPlan:
 
     `phase`: the part of the time between two of its requests after which it sends the first one.
     Workers have different phases, so that requests of a steady rate come evenly over all of them.
+    `nginx`: HOST:PORT of the nginx that is the node.
     """
 
     folder: Path
@@ -52,6 +58,7 @@ class WorkerPlan:
     centrals: Sequence[str]
     traffic: Sequence[Traffic]
     phase: float = 0.0
+    nginx: str | None = None
 
     @property
     def name(self) -> str:
@@ -81,10 +88,13 @@ class WorkerPlan:
 class LoadGenerator:
     """Sends the requests of a worker when they are due. Times are seconds since the begin.
 
-    Those that may wait need a running event loop; `finish` waits for the last of them.
+    Those that may wait, and all to nginx, need a running event loop; `finish` waits for the last of
+    them.
     """
 
-    def __init__(self, node: Node, counts: SharedCounts, plan: WorkerPlan, begin: float) -> None:
+    def __init__(
+        self, node: Node | NginxClient, counts: SharedCounts, plan: WorkerPlan, begin: float
+    ) -> None:
         self._node = node
         self._counts = counts
         self._traffic = plan.traffic
@@ -98,34 +108,60 @@ class LoadGenerator:
         for index, traffic in enumerate(self._traffic):
             due = max(self._due[index], now - MAX_BACKLOG)
             while due <= now:
-                if traffic.is_on(due) and traffic.waits:
-                    task = asyncio.create_task(self._send_waiting(index, traffic))
-                    self._waiting.add(task)
-                    task.add_done_callback(self._waiting.discard)
-                elif traffic.is_on(due):
-                    self._answered(index, is_admitted=self._node.allows(SERVICE, traffic.user))
+                if traffic.is_on(due):
+                    self._send(index, traffic)
                 due += 1.0 / traffic.rate
             self._due[index] = due
+
+    def _send(self, index: int, traffic: Traffic) -> None:
+        if isinstance(self._node, NginxClient):
+            self._start(self._send_to_nginx(self._node, index, traffic))
+        elif traffic.waits:
+            self._start(self._send_waiting(self._node, index, traffic))
+        elif self._node.allows(SERVICE, traffic.user):
+            self._node.consume(SERVICE, traffic.user, traffic.costs)
+            self._count(index, self._now(), is_admitted=True)
+        else:
+            self._count(index, self._now(), is_admitted=False)
+
+    def _start(self, request: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(request)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
 
     async def finish(self) -> None:
         """Until all requests that wait are answered."""
         await asyncio.gather(*self._waiting)
 
-    async def _send_waiting(self, index: int, traffic: Traffic) -> None:
+    async def _send_waiting(self, node: Node, index: int, traffic: Traffic) -> None:
+        sent = self._now()
         try:
-            await self._node.throttle_async(SERVICE, traffic.user)
+            await node.throttle_async(SERVICE, traffic.user)
         except Throttled:
-            self._answered(index, is_admitted=False)
+            self._count(index, sent, is_admitted=False)
         else:
-            self._answered(index, is_admitted=True)
+            node.consume(SERVICE, traffic.user, traffic.costs)
+            self._count(index, sent, is_admitted=True)
 
-    def _answered(self, index: int, *, is_admitted: bool) -> None:
-        if is_admitted:
-            traffic = self._traffic[index]
-            self._node.consume(SERVICE, traffic.user, traffic.costs)
-        # It counts in the bin in which it was answered, also when that was late.
-        t = max(time.monotonic() - self._begin, 0.0)
+    async def _send_to_nginx(self, nginx: NginxClient, index: int, traffic: Traffic) -> None:
+        sent = self._now()
+        is_admitted = await nginx.ask(traffic.user, traffic.costs)
+        # Nobody asks a node that does not run, as with one whose workers were killed.
+        if is_admitted is not None:
+            self._count(index, sent, is_admitted=is_admitted)
+
+    def _count(self, index: int, sent: float, *, is_admitted: bool) -> None:
+        """An admitted request counts when it is answered, a refused one when it was sent.
+
+        One that was refused in the next second is nothing that could have passed there. But a bin
+        is read soon after its second, so one that waits for very long counts at the end, too.
+        """
+        now = self._now()
+        t = now if is_admitted or now - sent > _LONGEST_WAIT else sent
         self._counts.count(t, index, is_admitted=is_admitted)
+
+    def _now(self) -> float:
+        return max(time.monotonic() - self._begin, 0.0)
 
 
 class _StatusPublisher:
@@ -165,32 +201,46 @@ def main() -> None:
 
 
 async def _run(plan: WorkerPlan, stops: list[int]) -> None:
-    begin: float | None = None
-    generator: LoadGenerator | None = None
-    with (
-        plan.open_counts() as counts,
-        PauseMeter(plan.path("pauses")),
-        Node(
+    with plan.open_counts() as counts, PauseMeter(plan.path("pauses")):
+        if plan.nginx is not None:
+            with NginxClient(plan.nginx) as client:
+                counts.publish(WorkerStatus(os.getpid()))
+                await _generate(plan, client, counts, stops, publish=lambda t: None)
+            return
+        with Node(
             plan.centrals,
             node_id=plan.node,
             services=[SERVICE],
             shared=str(plan.node_path("shm")),
-        ) as node,
-    ):
-        publisher = _StatusPublisher(node, counts, plan.node_path("states"))
-        publish_at = 0.0
-        while not stops:
-            now = time.monotonic()
-            if now >= publish_at:
-                publish_at = now + _PUBLISH_EVERY
-                publisher.publish(None if begin is None else now - begin)
-            if begin is not None and generator is not None:
-                generator.send(now - begin)
-            elif (begin := read_begin(plan.folder)) is not None:
-                generator = LoadGenerator(node, counts, plan, begin)
-            await asyncio.sleep(_TICK)
-        if generator is not None:
-            await generator.finish()
+        ) as node:
+            publisher = _StatusPublisher(node, counts, plan.node_path("states"))
+            await _generate(plan, node, counts, stops, publish=publisher.publish)
+
+
+async def _generate(
+    plan: WorkerPlan,
+    node: Node | NginxClient,
+    counts: SharedCounts,
+    stops: list[int],
+    *,
+    publish: Callable[[float | None], None],
+) -> None:
+    """Send the traffic until there is a stop; `publish` is called ten times a second."""
+    begin: float | None = None
+    generator: LoadGenerator | None = None
+    publish_at = 0.0
+    while not stops:
+        now = time.monotonic()
+        if now >= publish_at:
+            publish_at = now + _PUBLISH_EVERY
+            publish(None if begin is None else now - begin)
+        if begin is not None and generator is not None:
+            generator.send(now - begin)
+        elif (begin := read_begin(plan.folder)) is not None:
+            generator = LoadGenerator(node, counts, plan, begin)
+        await asyncio.sleep(_TICK)
+    if generator is not None:
+        await generator.finish()
 
 
 if __name__ == "__main__":

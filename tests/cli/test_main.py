@@ -163,7 +163,7 @@ def test_without_a_terminal_rich_is_not_needed(option: str, start: bytes) -> Non
         ("simulate", set()),
         ("central", {"quota", "redis_client"}),
         ("node", set()),
-        ("nginx-conf", set()),
+        ("nginx-conf", {"quota"}),
         ("worker", set()),
         ("queue", set()),
     ],

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluicegate.demo.nginx import find_nginx
+from sluicegate.demo.quota_users import NODES, WORKERS
 from tests.harness.servers import default_signals
 from tests.harness.waits import PATIENCE, Output
 
-__all__ = ["DEMO", "Running", "folders_of", "processes_of", "running"]
+__all__ = ["DEMO", "Running", "expected_processes", "folders_of", "processes_of", "running"]
 
 DEMO = [sys.executable, "-m", "sluicegate", "demo"]
 PLACES = [Path("/dev/shm"), Path("/tmp")]
@@ -22,14 +24,24 @@ def folders_of(demo: int) -> list[Path]:
 
 
 def processes_of(demo: int) -> list[str]:
-    """The command lines of all that works in the folder of a demo."""
+    """The command lines of all that works in the folder of a demo.
+
+    The workers of nginx do not name it in theirs, but their log is there.
+    """
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            line = path.read_bytes().decode().replace("\0", " ")
-            if f"/sluicegate-demo-{demo}-" in line:
+            line = (path / "cmdline").read_bytes().decode().replace("\0", " ")
+            log = str((path / "fd" / "2").readlink())
+            if any(f"/sluicegate-demo-{demo}-" in text for text in (line, log)):
                 found.append(line)
     return found
+
+
+def expected_processes(centrals: int) -> int:
+    """How many processes work in the folder of a demo that runs."""
+    nginx = 0 if find_nginx() is None else 1 + WORKERS
+    return centrals + NODES * WORKERS + nginx
 
 
 @dataclass

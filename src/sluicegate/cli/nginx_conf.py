@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from sluicegate.cli.nginx_template import HttpPart, ServerPart, UserFrom, nginx_string
 from sluicegate.cli.output import printable, tell_written
 from sluicegate.clock import Clock
-from sluicegate.quota.node.lua_files import LUA
+from sluicegate.quota.lua_files import LUA
 
 __all__ = ["configure"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from sluicegate.demo.nginx_config import STATUS, nginx_config
 from sluicegate.demo.process import Process
 from sluicegate.demo.shared_counts import WorkerStatus
-from sluicegate.quota.node.lua_files import LUA
+from sluicegate.quota.lua_files import LUA
 
 __all__ = ["INSTALL", "Nginx", "NginxProgram", "find_nginx"]
 

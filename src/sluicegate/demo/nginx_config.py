@@ -83,7 +83,7 @@ http {
     fastcgi_temp_path fastcgi;
     uwsgi_temp_path uwsgi;
     scgi_temp_path scgi;
-    # Debian's Lua does not look for its own packages there.
+    # The last one is where Debian has lua-resty-core.
     lua_package_path "$prefix/lua/?.lua;;/usr/share/lua/5.1/?.lua";
     lua_socket_log_errors off;
 

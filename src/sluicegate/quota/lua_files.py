@@ -5,4 +5,4 @@ from pathlib import Path
 __all__ = ["LUA"]
 
 # Of a wheel it is a part of the package; of a clone it is a link to the folder `lua`.
-LUA = (Path(__file__).parents[2] / "lua").resolve()
+LUA = (Path(__file__).parents[1] / "lua").resolve()

@@ -1,7 +1,7 @@
 --- A user's account: its state in a window, its cells, its balance and its allowance.
 --
 -- The functions change the account that they are given and nothing else; no I/O, no clock. An account
--- is a `throttle_account` (layout.lua), a window a table that `header.lua` fills in.
+-- is a table around a `throttle_account` (layout.lua), a window a table that `header.lua` fills in.
 --
 -- What a user may spend is its *balance* of every limited resource: what the leader has granted,
 -- less what was given back, consumed and reserved. While no leader is heard, and for a user that no
@@ -60,6 +60,17 @@ local accounts = {
     },
 }
 
+--- An account, without a user: `data` is what is copied from a record and into it; `user` and `cells`
+--- are references into it, made once, since LuaJIT allocates memory for each.
+function accounts.new()
+    local data = ffi.new("throttle_account")
+    local cells = {}
+    for i = 0, MAX_CELLS - 1 do
+        cells[i] = data.cells[i]
+    end
+    return { data = data, user = data.user, cells = cells, count = 0 }
+end
+
 local function has(cell, flag)
     return band(cell.flags, flag) ~= 0
 end
@@ -78,7 +89,7 @@ accounts.has_running_requests = has_running_requests
 
 --- What running requests have reserved.
 local function reserved_of(cell)
-    return min(cell.reserved + cell.old_reserved + cell.ticketed[0] + cell.ticketed[1], MAX_TOTAL)
+    return min(cell.reserved + cell.old_reserved + cell.ticketed_even + cell.ticketed_odd, MAX_TOTAL)
 end
 accounts.reserved_of = reserved_of
 
@@ -215,9 +226,12 @@ local function begin_window(account, window)
         cell.old_reserved = user.old_running > 0 and cell.old_reserved * kept + cell.reserved or 0
         cell.reserved = 0
         if window.period ~= user.period then
-            cell.ticketed[window.period % 2] = 0
-            if window.period ~= user.period + 1 then
-                cell.ticketed[(window.period + 1) % 2] = 0
+            -- Of the period before this one, tickets are still good.
+            if window.period % 2 == 0 or window.period ~= user.period + 1 then
+                cell.ticketed_even = 0
+            end
+            if window.period % 2 == 1 or window.period ~= user.period + 1 then
+                cell.ticketed_odd = 0
             end
         end
     end

@@ -1,7 +1,8 @@
 --- The rules by which a request is admitted: docs/node.md, "A request begins" and "A request ends".
 --
 -- The functions change the account that they are given (accounts.lua) and nothing else; no I/O, no
--- clock. `costs` is a `throttle_costs`, or nil: a request of mean cost.
+-- clock. `costs` is a table of `count`, and from 0 on `resource` and `amount`; nil: a request of mean
+-- cost. A ticket is such a table, too, with the `period` in which it was given.
 
 local bit = require "bit"
 local ffi = require "ffi"
@@ -210,8 +211,11 @@ function admission.begin_request(account, costs, ticket)
             end
             if cell.resource ~= REQUEST_STARTS then
                 if ticket then
-                    local parity = user.period % 2
-                    cell.ticketed[parity] = cell.ticketed[parity] + cost
+                    if user.period % 2 == 0 then
+                        cell.ticketed_even = cell.ticketed_even + cost
+                    else
+                        cell.ticketed_odd = cell.ticketed_odd + cost
+                    end
                     ticket.resource[ticket.count] = cell.resource
                     ticket.amount[ticket.count] = cost
                     ticket.count = ticket.count + 1
@@ -299,12 +303,14 @@ local function release_ticket(account, ticket)
     if user.period ~= ticket.period and user.period ~= ticket.period + 1 then
         return
     end
-    local parity = ticket.period % 2
     for k = 0, ticket.count - 1 do
         local cell, place = find_cell(account, ticket.resource[k])
-        if cell then
-            released[place] = min(ticket.amount[k], cell.ticketed[parity])
-            cell.ticketed[parity] = cell.ticketed[parity] - released[place]
+        if cell and ticket.period % 2 == 0 then
+            released[place] = min(ticket.amount[k], cell.ticketed_even)
+            cell.ticketed_even = cell.ticketed_even - released[place]
+        elseif cell then
+            released[place] = min(ticket.amount[k], cell.ticketed_odd)
+            cell.ticketed_odd = cell.ticketed_odd - released[place]
         end
     end
 end

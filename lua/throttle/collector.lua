@@ -97,7 +97,7 @@ function collector.new(users, header, opts)
         answered = {},
         totals = zeroed("throttle_totals", header.shared.max_records),
         changed = zeroed("uint32_t", header.shared.max_records), -- the sequence of a user's newest change
-        account = ffi.new("throttle_account"),
+        account = accounts.new(),
         forget_next = 0,
     }, collector)
     for _, central in ipairs(opts.centrals) do
@@ -158,7 +158,7 @@ local function update(self, index, account, window)
                 -- A leader may have booked more: the last report of a node that left had the present slot.
                 consumed = max(cell.consumed_before, cell.settled)
                 rejected, requests = cell.rejected_before, cell.requests_before
-                reserved = cell.old_reserved + cell.ticketed[0] + cell.ticketed[1]
+                reserved = cell.old_reserved + cell.ticketed_even + cell.ticketed_odd
             else
                 consumed, rejected, requests = cell.consumed, cell.rejected, cell.requests
                 reserved = is_dead and 0 or accounts.reserved_of(cell)

@@ -57,6 +57,7 @@ local function names_of(centrals)
     for i, central in ipairs(centrals) do
         names[i] = central.name
     end
+    table.sort(names) -- name servers tell addresses in turn: another order is no change
     return names
 end
 

@@ -201,51 +201,79 @@ function header:publish(fields)
     shared.publications = publications
 end
 
---- What was published last.
+--- What was published last, as a table.
 function header:last_published()
-    local shared = self.shared
+    local shared, published = self.shared, self.published
     local seen = shared.publications
     repeat
         self.publications = seen
-        ffi.copy(self.published, shared.published[seen % 2], PUBLISHED_BYTES)
+        ffi.copy(published, shared.published[seen % 2], PUBLISHED_BYTES)
         seen = shared.publications
     until seen == self.publications
-    return self.published
+    self.services = {}
+    self.view = {
+        version = published.version,
+        begin = published.begin,
+        finish = published.finish,
+        slot = published.slot,
+        epoch = published.epoch,
+        window = published.window,
+        generation = published.generation,
+        is_slot_frozen = published.slot_frozen ~= 0,
+        lead_seconds = published.lead_seconds,
+        wait_seconds = published.wait_seconds,
+        retry_seconds = published.retry_seconds,
+    }
+    return self.view
+end
+
+--- What was published of a service, kept until the next publication.
+local function view_service(self, service)
+    local published = self.published
+    local has_newcomers = published.has_newcomers[service] ~= 0
+    local view = {
+        alone_since = published.alone_since[service],
+        has_newcomers = has_newcomers,
+        defaults = has_newcomers and published.newcomers[service] or self.fallback,
+    }
+    self.services[service] = view
+    return view
 end
 
 --- What is in effect for a service at a time: a table, filled in anew by each call.
 function header:window_at(service, time)
-    local published = self.published
     if self.shared.publications ~= self.publications then
         self:last_published()
     end
+    local view = self.view
+    local of_service = self.services[service] or view_service(self, service)
     local window, more = self.window, 0
-    window.begin, window.finish = published.begin, published.finish
-    if time >= published.finish then
+    window.begin, window.finish = view.begin, view.finish
+    if time >= view.finish then
         -- This window is not published yet: it follows from the last one that was.
-        more = floor(min((time - published.finish) / self.slot_seconds, 1e9))
-        window.begin = published.finish + more * self.slot_seconds
+        more = floor(min((time - view.finish) / self.slot_seconds, 1e9))
+        window.begin = view.finish + more * self.slot_seconds
         window.finish = window.begin + self.slot_seconds
         more = more + 1
     end
     window.time = time
-    window.slot = published.slot_frozen ~= 0 and published.slot or published.slot + more
-    window.number = published.window + more
-    window.generation = published.generation
-    window.version = published.version
-    window.epoch = published.epoch
-    window.alone_since = published.alone_since[service]
+    window.slot = view.is_slot_frozen and view.slot or view.slot + more
+    window.number = view.window + more
+    window.generation = view.generation
+    window.version = view.version
+    window.epoch = view.epoch
+    window.alone_since = of_service.alone_since
     if more > SILENT_WINDOWS and window.alone_since < 0 then
-        window.alone_since = published.finish -- the reporter stands still, and with it all news of the leader
+        window.alone_since = view.finish -- the reporter stands still, and with it all news of the leader
     end
-    window.lead_seconds = published.lead_seconds
-    window.retry_seconds = published.retry_seconds
+    window.lead_seconds = view.lead_seconds
+    window.retry_seconds = view.retry_seconds
     window.slot_seconds = self.slot_seconds
     window.lease = self.lease
     window.reservation_windows = self.reservation_windows
     window.period = floor(time / (self.slot_seconds * self.reservation_windows)) % 4294967296
-    window.has_newcomers = published.has_newcomers[service] ~= 0
-    window.defaults = window.has_newcomers and published.newcomers[service] or self.fallback
+    window.has_newcomers = of_service.has_newcomers
+    window.defaults = of_service.defaults
     return window
 end
 

@@ -61,7 +61,8 @@ typedef struct {
     double returned;          /* of it, what was given back */
     float reserved;           /* by requests without a ticket that began in this window */
     float old_reserved;       /* and before it */
-    float ticketed[2];        /* by requests with a ticket, by the parity of their period */
+    float ticketed_even;      /* by requests with a ticket, in periods of an even number */
+    float ticketed_odd;
     uint32_t rejected;
     uint32_t requests;
     uint32_t rejected_before;
@@ -158,15 +159,6 @@ typedef struct {
     throttle_mutex locks[67];
     throttle_journal journals[64];
 } throttle_header;
-
-typedef struct { int32_t count; uint8_t resource[64]; double amount[64]; } throttle_costs;
-
-typedef struct {
-    int32_t count;
-    uint32_t period;
-    uint8_t resource[8];
-    double amount[8];
-} throttle_ticket;
 ]]
 
 assert(ffi.sizeof("throttle_user") == 80 and ffi.sizeof("throttle_cell") == 96)

@@ -155,6 +155,15 @@ local function attach(self, descriptor, shape)
     self.header = ffi.cast("throttle_header *", start)
     self.heads = ffi.cast("int32_t *", start + shape.heads)
     self.records = ffi.cast("throttle_record *", start + shape.records)
+    -- Made once: LuaJIT allocates memory for each reference that it has to keep.
+    self.mutexes, self.journals, self.befores = {}, {}, {}
+    for i = 0, layout.LOCKS + layout.EXTRA_LOCKS - 1 do
+        self.mutexes[i] = self.header.locks + i
+    end
+    for i = 0, layout.LOCKS - 1 do
+        self.journals[i] = self.header.journals[i]
+        self.befores[i] = self.header.journals[i].before
+    end
     return self
 end
 
@@ -323,7 +332,7 @@ local function undo(self, number)
 end
 
 local function lock_slowly(self, number)
-    local mutex = self.header.locks + number
+    local mutex = self.mutexes[number]
     local deadline = ffi.new("throttle_time[1]")
     local at = memory.wall() + LOCK_SECONDS
     deadline[0].seconds = floor(at)
@@ -339,31 +348,53 @@ end
 
 --- Lock; false if a worker that was stopped keeps it locked.
 function memory:lock(number)
-    local failed = C.pthread_mutex_trylock(self.header.locks + number)
+    local failed = C.pthread_mutex_trylock(self.mutexes[number])
     if failed == 0 then
         return true
     end
     if failed == EOWNERDEAD then
         undo(self, number)
-        C.pthread_mutex_consistent(self.header.locks + number)
+        C.pthread_mutex_consistent(self.mutexes[number])
         return true
     end
     return lock_slowly(self, number)
 end
 
 function memory:unlock(number)
-    C.pthread_mutex_unlock(self.header.locks + number)
+    C.pthread_mutex_unlock(self.mutexes[number])
+end
+
+--- Where a record is: references that are made once for a user and used at each of its requests.
+function memory:place_of(index)
+    local record = self.records[index]
+    return {
+        index = index,
+        record = record,
+        account = record.account,
+        user = record.account.user,
+        serial = record.serial, -- another one: the record has another user by now
+        bucket = record.bucket,
+        lock = record.bucket % layout.LOCKS,
+    }
+end
+
+--- Copy the account of a record, whose bucket is locked.
+function memory.get(place, account)
+    local found = place.account
+    account.count = found.count
+    ffi.copy(account.data, found, ACCOUNT_HEAD_BYTES + account.count * CELL_BYTES)
 end
 
 --- Write an account over that of a record, whose bucket is locked. It is whole, whoever is killed.
-function memory:put(index, account)
-    local record = self.records[index]
-    local journal = self.header.journals[record.bucket % layout.LOCKS]
-    ffi.copy(journal.before, record.account, ACCOUNT_HEAD_BYTES + record.account.count * CELL_BYTES)
+function memory:put(place, account)
+    local written, lock = place.account, place.lock
+    local journal = self.journals[lock]
+    ffi.copy(self.befores[lock], written, ACCOUNT_HEAD_BYTES + written.count * CELL_BYTES)
     -- As calls, so that no compiler leaves out the first of two stores.
-    journal_mark[0] = index
+    journal_mark[0] = place.index
     ffi.copy(journal, journal_mark, 4)
-    ffi.copy(record.account, account, ACCOUNT_HEAD_BYTES + account.count * CELL_BYTES)
+    account.data.count = account.count
+    ffi.copy(written, account.data, ACCOUNT_HEAD_BYTES + account.count * CELL_BYTES)
     ffi.fill(journal, 4, 0xFF) -- -1: nothing is being changed
 end
 

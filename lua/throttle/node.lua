@@ -37,8 +37,10 @@ local node = {
     running = 0, -- requests of this worker that have begun and not ended
 }
 
-local answers -- what requests of this worker wait on
-local waiting = 0
+-- Requests of this worker that wait, each on a semaphore of its own: of one that they share, the first
+-- to wake up and to wait again would take what is meant for the others.
+local waiting = {}
+local waiting_count = 0
 local waiting_until = 0 -- the last deadline of those that wait
 local is_watching = false
 local logged_at = {} -- by kind of fault
@@ -104,7 +106,6 @@ local function start(opts)
         ngx.log(ngx.ERR, "throttle: there is no lua_shared_dict ", opts.shared_dict_name,
             ": limits hold without it, but nobody can look at the counters there")
     end
-    answers = semaphore.new()
     return true
 end
 
@@ -129,17 +130,19 @@ end
 
 --- Requests that wait may find now what they wait for.
 function node.wake_waiting()
-    if waiting > 0 then
-        answers:post(waiting)
+    for each in pairs(waiting) do
+        if each:count() < 1 then
+            each:post()
+        end
     end
 end
 
 --- Wake waiting requests of this worker when another worker has received an answer.
 local function watch(premature)
     local seen = node.header:news()
-    while waiting > 0 and not premature do
+    while waiting_count > 0 and not premature do
         if memory.now() > waiting_until + 1 then
-            waiting = 0 -- requests were aborted while they waited
+            waiting, waiting_count = {}, 0 -- requests were aborted while they waited
             break
         end
         ngx.sleep(POLL_SECONDS)
@@ -171,7 +174,9 @@ end
 --- Try again whenever an answer has come, for the last time at the deadline.
 local function wait_for_answer(number, name, costs, seconds)
     local deadline = memory.now() + seconds
-    waiting = waiting + 1
+    local answered = semaphore.new()
+    waiting[answered] = true
+    waiting_count = waiting_count + 1
     waiting_until = max(waiting_until, deadline)
     if not is_watching then
         is_watching = ngx.timer.at(0, watch) and true or false
@@ -181,12 +186,15 @@ local function wait_for_answer(number, name, costs, seconds)
         local left = deadline - memory.now()
         local can_wait = left > 0
         if can_wait then
-            answers:wait(max(left, 0.001))
+            answered:wait(max(left, 0.001))
         end
         local expected = costs and node.users:parse_costs("expect", costs) or nil
         answer, short, retry_after = node.users:throttle(memory.now(), number, name, expected, can_wait, true)
     until answer ~= false
-    waiting = max(waiting - 1, 0)
+    if waiting[answered] then
+        waiting[answered] = nil
+        waiting_count = waiting_count - 1
+    end
     return answer, short, retry_after
 end
 
@@ -289,7 +297,7 @@ function node.status()
         max_users = node.options.max_users,
         memory_bytes = shared.committed,
         reports = shared.sequence,
-        waiting = waiting,
+        waiting = waiting_count,
         is_reporting = node.is_reporting or false,
     }
 end

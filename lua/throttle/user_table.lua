@@ -15,6 +15,7 @@ local accounts = require "throttle.accounts"
 local admission = require "throttle.admission"
 local credit = require "throttle.credit"
 local layout = require "throttle.layout"
+local memory = require "throttle.memory"
 local stable_hash = require "throttle.stable_hash"
 
 local bxor, lshift, rshift, tobit = bit.bxor, bit.lshift, bit.rshift, bit.tobit
@@ -25,12 +26,10 @@ int memcmp(const void *, const void *, size_t);
 ]]
 
 local LOCKS = layout.LOCKS
-local MAX_COSTS = 64 -- as many as a throttle_costs has room for
+local MAX_COSTS = 64 -- of a request
 local OVERFLOW_RECORDS = 256 -- of each service
 -- A free user has no totals: its record is refreshed so often, or it would be forgotten as idle.
 local REFRESH_WINDOWS = 60
-local ACCOUNT_HEAD_BYTES = ffi.offsetof("throttle_account", "cells")
-local CELL_BYTES = ffi.sizeof("throttle_cell")
 local FREE = accounts.FREE
 -- Users of a Quota that are written in one go, in about a millisecond.
 local PAUSE_USERS = 200
@@ -39,24 +38,24 @@ local user_table = { OVERFLOW_RECORDS = OVERFLOW_RECORDS }
 user_table.__index = user_table
 
 --- `opts`: node_id, max_users.
-function user_table.new(memory, header, opts)
+function user_table.new(shared, header, opts)
     return setmetatable({
-        memory = memory,
+        memory = shared,
         header = header,
-        records = memory.records,
-        heads = memory.heads,
-        shared = memory.header,
-        buckets = memory.shape.buckets,
+        records = shared.records,
+        heads = shared.heads,
+        shared = shared.header,
+        buckets = shared.shape.buckets,
         node_id = opts.node_id,
         max_users = opts.max_users,
-        account = ffi.new("throttle_account"),
-        costs = ffi.new("throttle_costs"),
+        account = accounts.new(),
+        costs = { count = 0, resource = {}, amount = {} },
         places = {}, -- where a user's record was found last, by service and name
         place_count = 0,
         no_memory_until = -huge,
         -- Of the record that is open:
         locked = nil, -- its lock
-        index = nil, -- nil: there is none yet
+        place = nil, -- where it is; nil: there is none yet
         name = nil,
         service = nil,
         bucket = 0,
@@ -144,7 +143,7 @@ function user_table:close()
     end
 end
 
-local function remember_place(self, service, name, index)
+local function remember_place(self, service, name, place)
     local places = self.places[service]
     if not places or self.place_count >= 2 * self.max_users then
         if self.place_count >= 2 * self.max_users then
@@ -156,26 +155,24 @@ local function remember_place(self, service, name, index)
     if not places[name] then
         self.place_count = self.place_count + 1
     end
-    places[name] = index
+    places[name] = place
 end
 
 --- Lock the bucket of a user and find its record. False if the lock cannot be had.
 local function lock_and_find(self, service, name, is_overflow)
     self:close() -- what a call that has failed with an error may have left locked
     local places = self.places[service]
-    local index = not is_overflow and places and places[name]
-    if index then
-        local record = self.records[index]
-        local bucket = record.bucket
-        if not self.memory:lock(bucket % LOCKS) then
+    local place = not is_overflow and places and places[name]
+    if place then
+        if not self.memory:lock(place.lock) then
             return false
         end
-        if record.bucket == bucket and is_of(record, service, name, false) then
-            self.locked, self.bucket, self.index = bucket % LOCKS, bucket, index
+        if place.record.serial == place.serial then
+            self.locked, self.bucket, self.place = place.lock, place.bucket, place
             self.service, self.name, self.is_overflow = service, name, false
             return true
         end
-        self.memory:unlock(bucket % LOCKS)
+        self.memory:unlock(place.lock)
         places[name] = nil
         self.place_count = self.place_count - 1
     end
@@ -183,15 +180,15 @@ local function lock_and_find(self, service, name, is_overflow)
     if not self.memory:lock(bucket % LOCKS) then
         return false
     end
-    self.locked, self.bucket, self.index = bucket % LOCKS, bucket, nil
+    self.locked, self.bucket, self.place = bucket % LOCKS, bucket, nil
     self.service, self.name, self.is_overflow = service, name, is_overflow
-    index = self.heads[bucket]
+    local index = self.heads[bucket]
     while index >= 0 do
         local record = self.records[index]
         if is_of(record, service, name, is_overflow) then
-            self.index = index
+            self.place = self.memory:place_of(index)
             if not is_overflow then
-                remember_place(self, service, name, index)
+                remember_place(self, service, name, self.place)
             end
             break
         end
@@ -202,8 +199,8 @@ end
 
 --- Copy the account of the record that is open, brought to a window.
 local function read_account(self, window)
-    local account, found = self.account, self.records[self.index].account
-    ffi.copy(account, found, ACCOUNT_HEAD_BYTES + found.count * CELL_BYTES)
+    local account = self.account
+    memory.get(self.place, account)
     local user = account.user
     if user.generation == window.generation and user.window >= window.number then
         return account
@@ -235,7 +232,7 @@ local function open(self, service, name, time)
     if not lock_and_find(self, service, name, false) then
         return nil
     end
-    if self.index then
+    if self.place then
         return read_account(self, window), window
     end
     if not has_room(self, time) then
@@ -244,7 +241,7 @@ local function open(self, service, name, time)
         if not lock_and_find(self, service, shared_name, true) then
             return nil
         end
-        if self.index then
+        if self.place then
             return read_account(self, window), window
         end
     end
@@ -260,7 +257,7 @@ local function open_existing(self, service, name, time)
     local window = self.header:window_at(service, time)
     for overflow = 0, is_overflow_name(name) and 1 or 0 do
         if lock_and_find(self, service, name, overflow == 1) then
-            if self.index then
+            if self.place then
                 return read_account(self, window), window
             end
             self:close()
@@ -283,20 +280,22 @@ local function add_record(self)
     record.name_size = #self.name
     ffi.copy(record.name, self.name, #self.name)
     record.account.count = 0
-    self.memory:put(index, self.account)
+    local place = self.memory:place_of(index)
+    self.memory:put(place, self.account)
     record.next = self.heads[self.bucket]
     self.heads[self.bucket] = index
     -- Last: a worker that is killed before this has added nobody. The record is lost, and is in no report.
     record.serial = (record.serial + 1) % 4294967296 -- odd: it is in use
-    self.index = index
+    place.serial = record.serial
+    self.place = place
     return true
 end
 
 --- Write the account back. False if there is no room for one more user, which then shares a record:
 --- open it again.
 local function put(self, time)
-    if self.index then
-        self.memory:put(self.index, self.account)
+    if self.place then
+        self.memory:put(self.place, self.account)
         return true
     end
     if add_record(self) then
@@ -371,7 +370,7 @@ function user_table:throttle(time, service, name, costs, can_wait, is_retry, tic
     end
     local user = account.user
     if user.state == FREE then
-        if self.index and window.number - user.changed_window > REFRESH_WINDOWS then
+        if self.place and window.number - user.changed_window > REFRESH_WINDOWS then
             user.changed_window = window.number
             put(self, time)
         end
@@ -564,6 +563,13 @@ end
 -- Returns the part of an Ask that tells of it; nil if there is nothing to give back; or nil and when
 -- to look again, as there was a request.
 function user_table:return_credit(time, service, name, idle_seconds, keeps)
+    local places = self.places[service]
+    local place = places and places[name]
+    if place and place.record.serial == place.serial and place.user.is_known ~= 0
+        and place.user.requested_at + idle_seconds > time
+    then
+        return nil, place.user.requested_at + idle_seconds -- of a busy user, without taking its lock
+    end
     local account, window = open_existing(self, service, name, time)
     if not account then
         return nil
@@ -606,7 +612,7 @@ function user_table:read_record(index, account, serial)
     local is_same = record.serial % 2 == 1 and record.bucket % LOCKS == lock
         and (not serial or record.serial == serial)
     if is_same then
-        ffi.copy(account, record.account, ACCOUNT_HEAD_BYTES + record.account.count * CELL_BYTES)
+        memory.get(self.memory:place_of(index), account)
     end
     self.memory:unlock(lock)
     return is_same
@@ -620,7 +626,8 @@ function user_table:put_settled(index, totals)
         return
     end
     if record.serial == totals.serial and record.bucket % LOCKS == lock then
-        ffi.copy(account, record.account, ACCOUNT_HEAD_BYTES + record.account.count * CELL_BYTES)
+        local place = self.memory:place_of(index)
+        memory.get(place, account)
         for i = 0, totals.count - 1 do
             local total = totals.totals[i]
             local cell = accounts.find_cell(account, total.resource)
@@ -629,7 +636,7 @@ function user_table:put_settled(index, totals)
                 total.stored_settled = total.settled
             end
         end
-        self.memory:put(index, account)
+        self.memory:put(place, account)
     end
     self.memory:unlock(lock)
 end
@@ -648,7 +655,7 @@ function user_table:forget(time, index, serial, since)
         self:close()
         return true
     end
-    self.index, self.bucket, self.service = index, bucket, record.service
+    self.place, self.bucket, self.service = self.memory:place_of(index), bucket, record.service
     self.name = ffi.string(record.name, record.name_size)
     local account = record.account.user.changed_window < since and read_account(self, window)
     if account then

@@ -9,6 +9,8 @@
 -- reaches a central is compared with it.
 
 local cjson = require "cjson"
+local link = require "throttle.link"
+local memory = require "throttle.memory"
 local node = require "throttle.node"
 
 local counts = ngx.shared.counts
@@ -91,6 +93,30 @@ function front.serve_many()
         end
     end
     ngx.say(passed)
+end
+
+--- For how long a link sleeps before it connects again and again to a central that is not there.
+function front.show_delays()
+    local delays, this_thread, sleep = {}, coroutine.running(), ngx.sleep
+    local under_test
+    rawset(ngx, "sleep", function(seconds)
+        if coroutine.running() ~= this_thread then
+            return sleep(seconds)
+        end
+        delays[#delays + 1] = seconds
+        if #delays == 10 then
+            under_test:stop()
+        end
+    end)
+    under_test = link.new {
+        central = { name = "ws://127.0.0.1:1", host = "127.0.0.1", port = 1 },
+        node_id = node.status().node_id,
+        slot_seconds = 1,
+        now = memory.now,
+    }
+    under_test:run()
+    rawset(ngx, "sleep", sleep)
+    ngx.say(cjson.encode(delays))
 end
 
 function front.show_counts()

@@ -2,7 +2,8 @@
 --
 -- The arguments: the first seed, and how many. Time is virtual. The leader grants odd parts of units, as
 -- real rates make them, and recalls them. `protocol` refuses to write what a central would not take, and
--- then the node would not report any more. Prints each seed that fails, and why.
+-- then the node would not report any more. In the end the node leaves and comes back, as after a restart
+-- of nginx: nothing is booked twice. Prints each seed that fails, and why.
 
 local script, first, seeds = arg[0], tonumber(arg[1]), tonumber(arg[2])
 local folder = script:match("^(.*)/[^/]*$")
@@ -10,6 +11,7 @@ package.path = folder .. "/../../lua/?.lua;" .. folder .. "/?.lua;" .. package.p
 
 local node_state = require "node_state"
 local protocol = require "throttle.protocol"
+local reporter = require "throttle.reporter"
 
 local random = math.random
 local STEPS = 400
@@ -31,18 +33,37 @@ local function amounts()
     return found
 end
 
+--- Write messages as they are sent; how much of the reports' consumption is not settled.
 local function send(node, messages)
+    local unsettled = 0
     for _, message in ipairs(messages) do
         if message.ask then
             protocol.encode_ask(message.ask)
         else
             local writer = protocol.new_report(message.report)
             node.reporter:write_lines(message.report, function(...)
+                local _, _, _, consumed, _, _, settled = ...
+                unsettled = unsettled + consumed - settled
                 writer:add(...)
             end)
             writer:text(1)
         end
     end
+    return unsettled
+end
+
+--- The node leaves, and its leader forgets it. The next one in this memory has nothing to be booked.
+local function leave_and_come_back(node, now)
+    local reports = node.reporter:leave(now)
+    send(node, reports)
+    node:receive(now, "central", {
+        kind = "ack", central = "central", leads = true, epoch = 1, boot = 1,
+        sequence = reports[#reports].report.sequence, sent = now, time = now + 900,
+    })
+    node.reporter:end_leave(now)
+    node.reporter = reporter.new(node.users, { node_id = "node", boot = 1, centrals = { "central" }, now = now })
+    local unsettled = send(node, node.reporter:outgoing(now))
+    assert(unsettled == 0, "booked twice: " .. unsettled)
 end
 
 local function run(seed)
@@ -97,7 +118,7 @@ local function run(seed)
         now = now + random() * 0.2
         pick(actions)()
     end
-    send(node, node.reporter:leave(now))
+    leave_and_come_back(node, now)
     node:close()
 end
 

@@ -1,5 +1,6 @@
 -- Looks through the memory of a node that nobody uses at the moment: is every record whole and found?
 
+local ffi = require "ffi"
 local layout = require "throttle.layout"
 
 local memory_audit = {}
@@ -53,17 +54,18 @@ local function describe(header, record)
     local resources = {}
     for i = 0, account.count - 1 do
         local cell = account.cells[i]
-        local reserved = cell.reserved + cell.old_reserved
         check(cell.consumed >= cell.consumed_before, "consumed is less than at the beginning of the window")
         check(cell.returned <= cell.granted, "returned %g, granted %g", cell.returned, cell.granted)
-        resources[header:resource_name(cell.resource)] = {
-            consumed = cell.consumed,
-            requests = cell.requests,
-            rejected = cell.rejected,
-            granted = cell.granted,
-            returned = cell.returned,
-            reserved = reserved,
-        }
+        if cell.resource ~= layout.REQUEST_STARTS then -- which has the name of another one
+            resources[header:resource_name(cell.resource)] = {
+                consumed = cell.consumed,
+                requests = cell.requests,
+                rejected = cell.rejected,
+                granted = cell.granted,
+                returned = cell.returned,
+                reserved = cell.reserved + cell.old_reserved,
+            }
+        end
     end
     return resources
 end
@@ -77,7 +79,7 @@ function memory_audit.look(memory, header)
     for index = 0, memory.header.used - 1 do
         local record = memory.records[index]
         if record.serial % 2 == 1 then
-            local name = require("ffi").string(record.name, record.name_size)
+            local name = ffi.string(record.name, record.name_size)
             check(places[index], "the record of user %s is in no bucket", name)
             check(places[index] == record.bucket, "the record of user %s is in the wrong bucket", name)
             local into = record.is_overflow ~= 0 and shared or users

@@ -50,6 +50,7 @@ location / {
 }
 location = /wrong { content_by_lua_block { require("front").consume_wrong() } }
 location = /many { content_by_lua_block { require("front").serve_many() } }
+location = /delays { content_by_lua_block { require("front").show_delays() } }
 location = /counts { content_by_lua_block { require("front").show_counts() } }
 location = /keys { content_by_lua_block { require("front").show_keys() } }
 location = /status { content_by_lua_block { require("front").show_status() } }

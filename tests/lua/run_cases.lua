@@ -6,7 +6,6 @@ local script, cases_path = arg[0], arg[1]
 local folder = script:match("^(.*)/[^/]*$")
 package.path = folder .. "/../../lua/?.lua;" .. folder .. "/?.lua;" .. package.path
 
-local ffi = require "ffi"
 local json = require "throttle.json"
 local node_state = require "node_state"
 local stable_hash = require "throttle.stable_hash"
@@ -44,7 +43,7 @@ end
 local actions = {}
 
 function actions.throttle(node, step)
-    local ticket = step.ticket and ffi.new("throttle_ticket") or nil
+    local ticket = step.ticket and { count = 0, resource = {}, amount = {} } or nil
     local answer, short, retry_after =
         node:throttle(step.at, step.service, step.user, step.cost, step.can_wait, step.is_retry, ticket)
     if answer == true then

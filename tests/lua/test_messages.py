@@ -9,11 +9,12 @@ from tests.harness.waits import PATIENCE
 _SEEDS = 100
 
 
-def test_every_report_and_ask_can_be_written() -> None:
+def test_every_report_and_ask_can_be_written_and_nothing_is_booked_twice() -> None:
     """One that cannot would be made again and again, and the node would not report any more.
 
     Credit that came and went in odd parts once made a node return more than it was granted, by the
-    last bit of a float.
+    last bit of a float. And a node that had left, and came back in the same slot, told less than
+    was settled; or all of its totals as new.
     """
     script = Path(__file__).with_name("fuzz_node.lua")
     done = subprocess.run(

@@ -41,3 +41,15 @@ def test_each_resource_is_kept_in_requests_at_their_cost() -> None:
     shares = {"requests": Share(21.0, 9.9), "tokens": Share(168.0, 79.0)}
     found = returned(shares, {"requests": 1.0, "tokens": 8.0})
     assert found == {"requests": pytest.approx(16.0), "tokens": pytest.approx(128.0)}
+
+
+def test_no_more_is_given_back_than_was_granted_whatever_rounding_says() -> None:
+    """0.5488017311256174 + (1.7300740157905092 - 0.5488017311256174) is more than the latter."""
+    node = NodeState("n1", 1, ("c1",), now=0.0, wall=1000.0)
+    node.outgoing(0.0)
+    for at, granted in ((0.1, 0.5488017311256174), (0.3, 1.7300740157905092)):
+        users = {"ann": {"requests": Share(granted, 1.0)}}
+        services = {"front": ServiceQuota(users, {}, {"ann": Hint(0.0, True, False)})}
+        node.receive(at, "c1", Quota("c1", 1, 1, 1000, 1000.0 + at, 2, False, 0.05, services))
+        (ask,) = [sent for _, sent in node.outgoing(at + 0.1) if isinstance(sent, Ask)]
+        assert ask.users["front"]["ann"].resources["requests"].returned == granted

@@ -685,6 +685,11 @@ cdef inline uint32_t admit_many(
     return many
 
 
+cdef inline void return_units(ResourceCell *cell, double amount) noexcept nogil:
+    """Sums are off by rounding, but no more is given back than was granted: no frame could tell it."""
+    cell.returned = min(cell.returned + amount, cell.granted)
+
+
 cdef inline bint give_back_parts(UserRecord *user, ResourceCell *cells, int count) noexcept nogil:
     """Give back all credit if it does not cover even a cheap request; whether there was any."""
     cdef bint is_short = False, has_credit = False
@@ -701,7 +706,7 @@ cdef inline bint give_back_parts(UserRecord *user, ResourceCell *cells, int coun
     for i in range(count):
         balance = balance_of(&cells[i])
         if cells[i].is_limited and balance > 0.0:
-            cells[i].returned += balance
+            return_units(&cells[i], balance)
     return True
 
 
@@ -750,7 +755,7 @@ cdef inline bint give_back(ResourceCell *cells, int count, double part, double l
     for i in range(count):
         if cells[i].is_limited:
             kept = kept_credit(&cells[i], part, least)
-            cells[i].returned += max(0.0, balance_of(&cells[i]) - kept)
+            return_units(&cells[i], max(0.0, balance_of(&cells[i]) - kept))
     return True
 
 

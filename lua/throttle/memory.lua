@@ -12,7 +12,7 @@
 -- record is never half changed.
 --
 -- A lua_shared_dict was turned down: it has no operation that compares several numbers and then
--- changes them, and three `get` and three `incr` for each request cost half of nginx's throughput.
+-- changes them, and three `get` and three `incr` for each request cost as much as all of this.
 
 local ffi = require "ffi"
 local layout = require "throttle.layout"

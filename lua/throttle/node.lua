@@ -5,7 +5,7 @@
 --     log_by_lua_block           node.consume("front", user, { requests = 1, traffic_down = bytes })
 --
 -- All workers count in one memory and see every count at once: there is nothing that a worker has not
--- seen yet. A decision takes about a microsecond and asks nobody. One worker at a time talks to the
+-- seen yet. A decision takes some microseconds and asks nobody. One worker at a time talks to the
 -- centrals (`communicate.lua`).
 --
 -- A node that could not be initialised lets requests pass and logs why, at most once in ten seconds.

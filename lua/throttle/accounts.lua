@@ -201,7 +201,6 @@ local function state_of(user, window)
     end
     return window.time - window.alone_since < window.lease * window.slot_seconds and REUSED or SAFE
 end
-accounts.state_of = state_of
 
 local function begin_window(account, window)
     local user = account.user

@@ -97,7 +97,7 @@ function admission.can_float(account, costs)
     return true
 end
 
---- A request has come: update their rate.
+--- Update the rate of a user's requests: one has come.
 function admission.count_arrival(user, window)
     local elapsed = max(0, window.time - user.requested_at) / RATE_SECONDS
     user.rate = user.rate / (1 + elapsed + 0.5 * elapsed * elapsed) + 1 / RATE_SECONDS

@@ -352,8 +352,8 @@ function collector:make_reports(slot, epoch, leaving)
             self.slots[#self.slots + 1] = { sequence, has_deferred and slot - 1 or slot }
         end
         for _, central in ipairs(self.centrals) do
-            -- One that has not answered for long, and is further behind, is told the newest alone;
-            -- then it answers how far it is.
+            -- A central that has not answered for long and is further behind gets the newest changes
+            -- only; its Ack then says how far it is.
             local since = base[central] < least and sequence - 1 or base[central]
             reports[#reports + 1] = {
                 to = central,

@@ -129,7 +129,7 @@ function session:send_asks(messages)
     end
 end
 
---- Encode reports, each once for all centrals that are told the same lines, and have them sent.
+--- Encode each report once for all centrals that get the same lines, and queue it for sending.
 function session:send_reports(messages)
     local written, by_central = {}, {}
     for _, message in ipairs(messages) do

@@ -25,7 +25,7 @@ local function return_units(cell, amount)
     cell.returned = min(cell.returned + amount, cell.granted)
 end
 
---- The most that is reserved of a resource whose cost is not known; the leader covers what it is told of it.
+--- The largest reservation of a resource whose cost is unknown: the leader covers what an ask tells of it.
 local function guess_of(account)
     local guess = 0
     if account.user.is_known ~= 0 then

@@ -16,7 +16,7 @@ local layout = require "throttle.layout"
 local floor, min = math.floor, math.min
 
 local MAX_CELLS, MAX_SERVICES = layout.MAX_CELLS, layout.MAX_SERVICES
--- A reporter publishes each window. After so many without it, it stands still.
+-- The reporter publishes each window. After this many without a publication it counts as stopped.
 local SILENT_WINDOWS = 2
 local PUBLISHED_BYTES = ffi.sizeof("throttle_published")
 
@@ -312,7 +312,7 @@ function header:has_asks()
     return self.shared.asks_made ~= self.shared.asks_taken
 end
 
---- Whether so many users are noted that the first of them may be lost soon.
+--- Whether the ring is more than half full: its oldest entries may be overwritten soon.
 function header:has_many_asks()
     return (self.shared.asks_made - self.shared.asks_taken) % 4294967296 > layout.ASK_RING_SIZE / 2
 end

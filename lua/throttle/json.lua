@@ -27,8 +27,8 @@ local MAX_VALUES = 1000000
 local MAX_DEPTH = 16
 local MAX_WHOLE = 2 ^ 53
 local HUGE = math.huge
--- With so many digits the significand is exact, and so is the power of ten: their quotient is the
--- nearest double. Longer ones are left to `tonumber`.
+-- With at most this many digits the significand is exact, and so is the power of ten: their quotient
+-- is the nearest double. Longer ones are left to `tonumber`.
 local EXACT_DIGITS = 15
 local POWERS_OF_TEN = ffi.new("double[?]", EXACT_DIGITS + 1)
 for exponent = 0, EXACT_DIGITS do

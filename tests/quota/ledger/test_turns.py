@@ -20,6 +20,54 @@ def test_a_single_node_gets_half_while_another_had_traffic_just_now() -> None:
     assert fleet.ask(T0 + 0.6, "b", 1000) == 81.0
 
 
+def spend_and_ask(fleet: Cluster, time: float, name: str, requests: int) -> float:
+    """A node that has spent its credit asks for more; how much it is granted."""
+    node = fleet.nodes[name]
+    for resource in node.costs:
+        node.used[resource] = node.granted[resource]
+    return fleet.ask(time, name, requests)
+
+
+def test_lasting_demand_far_below_the_limit_is_granted_ahead() -> None:
+    fleet = cluster(rate=900.0)  # safe shares of 300
+    assert fleet.ask(T0, "a", 3) == 3.0  # it is the first ask
+    assert spend_and_ask(fleet, T0 + 0.2, "a", 3) == 24.0  # 8 times as much
+    assert spend_and_ask(fleet, T0 + 0.4, "a", 30) == 120.0  # 0.4 of a safe share
+    assert fleet.ask(T0 + 0.6, "a", 3) == 3.0  # it has as much already
+    for slot in range(START + 1, START + 5):
+        for node in fleet.nodes.values():
+            fleet.ledger.book(slot, node.report(slot - 1))
+        fleet.ledger.assign(slot)
+    assert spend_and_ask(fleet, T0 + 4.0, "a", 3) == 3.0  # it is not lasting
+
+
+def test_nothing_is_granted_ahead_of_a_bucket_that_is_not_nearly_full() -> None:
+    fleet = cluster(rate=900.0)
+    assert fleet.ask(T0, "a", 2) == 2.0
+    assert spend_and_ask(fleet, T0 + 0.001, "a", 2) == 16.0
+    fleet.ask(T0 + 0.002, "b", 250)
+    assert spend_and_ask(fleet, T0 + 0.003, "a", 2) == 2.0  # less than three quarters are left
+
+
+def test_credit_granted_ahead_is_a_quarter_of_the_bucket_at_most() -> None:
+    names = [f"node-{i}" for i in range(40)]
+    fleet = cluster(rate=1000.0, burst_seconds=0.25, names=names)  # 0.4 of all shares: 400 of 250
+    for step in range(1, 6):
+        for name in names:
+            fleet.ask(T0 + 0.001 * step, name, 1)
+    ahead = sum(node.granted["r"] for node in fleet.nodes.values()) - 5 * len(names)
+    assert 0.0 <= ahead <= 0.25 * 250.0
+
+
+def test_a_node_that_does_not_know_what_a_request_costs_is_granted_one() -> None:
+    """It takes what it is granted for the cost."""
+    fleet = cluster(rate=900.0)
+    node = fleet.nodes["a"]
+    fleet.ask(T0, "a", 1)
+    node.costs = {"r": 0.0}
+    assert spend_and_ask(fleet, T0 + 0.2, "a", 1) == 1.0
+
+
 def test_those_that_wait_are_served_in_turn_as_the_refill_comes() -> None:
     fleet = cluster(rate=10.0)
     fleet.drain("c")

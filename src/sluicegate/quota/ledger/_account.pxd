@@ -30,7 +30,7 @@ cdef class Account:
     cdef int bind(self, ServiceLedger ledger, long long slot, resources) except -1
     cdef int _make_room(self, list resources) except -1
     cdef int find(self, int node) noexcept
-    cdef int put(self, int node, double requests, double until, const double *costs) except -1
+    cdef int put(self, int node, double requests, double until, bint knows_costs, const double *costs) except -1
     cdef int _grow(self) except -1
     cdef int remove(self, int position) noexcept
     cdef int remove_served(self) noexcept

@@ -112,7 +112,7 @@ cdef class Account:
                 return i
         return -1
 
-    cdef int put(self, int node, double requests, double until, const double *costs) except -1:
+    cdef int put(self, int node, double requests, double until, bint knows_costs, const double *costs) except -1:
         """Queue a node, or update its entry in place; its position."""
         cdef int position = self.find(node)
         if position < 0:
@@ -120,7 +120,7 @@ cdef class Account:
                 self._grow()
             position = self.waiting
             self.waiting += 1
-        self.waiters[position] = Waiter(node, requests, until, 0.0)
+        self.waiters[position] = Waiter(node, requests, until, knows_costs, 0.0)
         memcpy(&self.costs[position * self.count], costs, self.count * sizeof(double))
         return position
 

@@ -115,6 +115,7 @@ cdef struct Waiter:  # a node that has asked for a user's credit
     int node
     double requests  # it wants the credit of so many more
     double until  # a request waits for it until then; infinite: it is for requests to come
+    bint knows_costs  # it has told what a request costs of each resource
     double given  # the result of `share_out`
 
 

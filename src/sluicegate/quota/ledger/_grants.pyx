@@ -99,7 +99,8 @@ cdef class Granter:
         cdef int node = self.service_ledger._node_number(node_id)
         cdef Account account
         cdef int position
-        cdef double wanted
+        cdef double wanted, until
+        cdef bint knows_costs
         for user, user_ask in users.items():
             if type(user) is not str:
                 raise ProtocolError(f"invalid ask of node {node_id!r}: user must be a string, got {user!r}")
@@ -108,9 +109,12 @@ cdef class Granter:
                 answers_of(answers, node_id)[0][user] = {}
                 continue
             self._reserve_costs(account.count)
-            wanted = hear(self.service_ledger, account, node, time, is_newest, user_ask, self.costs)
+            wanted = hear(
+                self.service_ledger, account, node, time, is_newest, user_ask, self.costs, &knows_costs
+            )
             if wanted > 0.0:
-                position = account.put(node, wanted, time + WAIT_SECONDS if user_ask[2] else INFINITY, self.costs)
+                until = time + WAIT_SECONDS if user_ask[2] else INFINITY
+                position = account.put(node, wanted, until, knows_costs, self.costs)
                 self._answer_ask(account, position, time, interval, answers)
             else:
                 self._end_wait(account, node, wanted < 0.0, time, interval, answers)

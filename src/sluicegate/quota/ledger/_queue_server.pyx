@@ -11,7 +11,14 @@ from sluicegate.quota.ledger._bucket cimport Bucket, NodeCell, capacity_of, refi
 from sluicegate.quota.ledger._credit cimport Waiter, available_of, grant, outstanding_of, share_out
 from sluicegate.quota.ledger._recall cimport RecallTimes, is_quiet, is_recall_due, is_short, recall_times
 from sluicegate.quota.ledger._service_ledger cimport ServiceLedger, milliseconds
-from sluicegate.quota.ledger._turns cimport SCARCE, SHORTEST_INTERVAL, count_turns, hold_for_others, wait_of
+from sluicegate.quota.ledger._turns cimport (
+    SCARCE,
+    SHORTEST_INTERVAL,
+    count_turns,
+    hold_for_others,
+    requests_ahead,
+    wait_of,
+)
 
 __all__ = ["QueueServer"]
 
@@ -144,6 +151,7 @@ cdef class QueueServer:
             active = account.other_active if first.node == account.last_node else account.last_active
             if not (is_held and is_scarce) and time - active < OTHERS_SECONDS and first.given > 1.0:
                 first.given = floor(0.5 * first.given)
+            wanted = max(wanted, requests_ahead(ledger, account, time, available, capacities))
             first.given = min(first.given, wanted)
         return 0
 

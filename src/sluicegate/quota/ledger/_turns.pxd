@@ -7,8 +7,8 @@ at a time: each ask and each frame counts there.
 from libc.math cimport floor
 
 from sluicegate.quota.ledger._account cimport Account
-from sluicegate.quota.ledger._bucket cimport Bucket, capacity_of, position_of
-from sluicegate.quota.ledger._credit cimport OVERTAKING_PART, available_of
+from sluicegate.quota.ledger._bucket cimport Bucket, NodeCell, capacity_of, position_of
+from sluicegate.quota.ledger._credit cimport OVERTAKING_PART, Waiter, available_of, unused_of
 from sluicegate.quota.ledger._service_ledger cimport ServiceLedger, milliseconds
 
 cdef extern from *:
@@ -26,11 +26,19 @@ cdef extern from *:
     #define FAIR_MS 150
     /* What a node has to wait for is added up for so many of those before it. */
     #define ADDED_WAITERS 64
+    /* Of a bucket with more than this part of its capacity, a node that was granted something within so many
+       milliseconds before is granted so many times what it asks for. It holds no more than this part of its safe
+       share: it would give the rest back when it is idle. */
+    #define PLENTY 0.75
+    #define AHEAD_MS 3000
+    #define AHEAD_TIMES 8.0
+    #define AHEAD_PART 0.4
     /* No hint says to wait for longer. */
     #define MAX_WAIT_SECONDS 3600.0
     """
     const double SHORTEST_INTERVAL, TURN_REQUESTS, TURN_PART, SCARCE, BATCH_PART, MAX_WAIT_SECONDS
-    const int FAIR_MS, ADDED_WAITERS
+    const double PLENTY, AHEAD_TIMES, AHEAD_PART
+    const int FAIR_MS, AHEAD_MS, ADDED_WAITERS
 
 
 cdef inline double requests_in_turn(ServiceLedger ledger, Account account, double interval) noexcept:
@@ -63,6 +71,30 @@ cdef inline int count_turns(
             if left[r] < 0.0:
                 return max(1, i)
     return account.waiting
+
+
+cdef inline double requests_ahead(
+    ServiceLedger ledger, Account account, double time, const double *available, const double *capacities
+) noexcept:
+    """How many requests the only waiter may be granted where there is plenty; 0: what it asks for.
+
+    A user in lasting demand that stays far below its limits need not be asked for many times a second.
+    """
+    cdef Waiter *waiter = &account.waiters[0]
+    cdef double requests = AHEAD_TIMES * waiter.requests, room
+    cdef Bucket *bucket
+    cdef NodeCell *cell
+    cdef int r
+    if not waiter.knows_costs:
+        return 0.0  # it takes what it is granted for the cost of what it has asked for
+    for r in range(account.count):
+        bucket = &ledger.buckets[account.numbers[r]]
+        cell = &bucket.cells[position_of(bucket, waiter.node)]
+        if not 0 < <int> (milliseconds(time) - cell.granted_ms) < AHEAD_MS:
+            return 0.0
+        room = min(available[r] - PLENTY * capacities[r], AHEAD_PART * cell.safe - unused_of(cell))
+        requests = min(requests, room / account.costs[r])
+    return max(0.0, floor(requests))
 
 
 cdef inline double wait_of(

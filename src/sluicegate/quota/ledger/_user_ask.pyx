@@ -37,11 +37,18 @@ cdef struct ToldCredit:  # what a node tells of one resource
 
 
 cdef double hear(
-    ServiceLedger ledger, Account account, int node, double time, bint is_newest, user_ask, double *costs
+    ServiceLedger ledger,
+    Account account,
+    int node,
+    double time,
+    bint is_newest,
+    user_ask,
+    double *costs,
+    bint *knows_costs,
 ) except? -2.0:
     """Bring a node's cells up to what it tells; the requests it still wants, -1: it was given them.
 
-    `costs` gets what a request costs of each resource.
+    `costs` gets what a request costs of each resource; `knows_costs` whether the node has told it of all.
     """
     cdef double requests = _read_requests(account.user, user_ask), known = INFINITY
     cdef bint is_active = requests > 0.0
@@ -50,12 +57,14 @@ cdef double hear(
     cdef Bucket *bucket
     cdef NodeCell *cell
     cdef int r
+    knows_costs[0] = True
     if user_ask[2]:
         account.waited = time
     for r in range(account.count):
         bucket = &ledger.buckets[account.numbers[r]]
         _read_credit(account.user, account.resources[r], resources.get(account.resources[r]), &told)
         costs[r] = told.cost if told.cost > 0.0 else cost_of_request(bucket)
+        knows_costs[0] = knows_costs[0] and told.cost > 0.0
         if bucket.kept > 0.0 or time / ledger.slot_seconds < ledger.nodes.warmup_until:
             ledger._keep_for_unknown_nodes(bucket, time / ledger.slot_seconds)
         refill(bucket, time / ledger.slot_seconds)

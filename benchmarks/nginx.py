@@ -1,13 +1,16 @@
 """The nginx node beside bare nginx and the original's way: requests per second, and the tail.
 
-One nginx of two workers answers with a real content handler (`return` would skip the access
-phase): bare, with empty Lua handlers, with three `get` and three `incr` on a lua_shared_dict as the
-original does it, and with our `throttle` and `consume`. wrk asks for each in turn, for 1,000 users
-with three limited resources, and the best round of each counts. A real central grants the credit.
+An nginx of two workers answers with a real content handler (`return` would skip the access phase):
+bare, with empty Lua handlers, the original's way, and with our `throttle` and `consume`. The
+original compares three `get` of a lua_shared_dict with a table of quotas before a request, adds by
+three `incr` after it, and reads the keys of each slot when it is over; it reports to nobody here.
+Ours has a real central that grants the credit. Each way has an nginx of its own, as what LuaJIT
+makes of one depends on what else has run there. wrk asks each in turn, for 1,000 users with three
+limited resources, and the best round of each counts.
 
-For the tail, a timer in nginx counts requests of 50,000 users in each slot, all of which are then
-collected and reported, while wrk asks with few connections. Beside it stands the same without
-reports.
+For the tail, a timer in nginx counts requests of 50,000 users in each second, all of which are then
+collected and reported, while wrk asks with few connections. Beside it stands the same with slots of
+an hour, so that nothing is collected.
 """
 
 import json
@@ -25,15 +28,18 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.harness import Row
 
-ROUNDS = 5
-SECONDS = 2
+ROUNDS = 12
+SECONDS = 1
 WARM_UP_SECONDS = 3  # until credit follows the rate of each user
 TAIL_SECONDS = 6
 USERS, MANY_USERS = 1_000, 50_000
 LUA = Path(__file__).parents[1] / "lua"
 MODULES = Path("/usr/lib/nginx/modules")
 PACKAGES = "nginx libnginx-mod-http-lua lua-resty-core lua-cjson wrk"
-PORTS = {"nginx": 8471, "central": 8472, "quiet": 8473, "reporting": 8474}
+PORTS = {
+    **{"bare": 8471, "empty": 8472, "original": 8473, "ours": 8474},
+    **{"quiet": 8475, "reporting": 8476, "central": 8477},
+}
 NOTES = (
     f"The best of {ROUNDS} rounds of {SECONDS} s in turns; wrk with 32 connections, nginx of 2 "
     f"workers and a central on the same 2 cores; {USERS:,} users, 3 limited resources."
@@ -49,12 +55,18 @@ traffic_up = 1e15
 traffic_down = 1e15
 """
 
-# wrk asks for one user after the other.
+# wrk asks for one user after the other. Its requests are made beforehand, for less of its time.
 WRK = f"""
-local at = 0
+local requests, at = {{}}, 0
+init = function()
+    for user = 1, {USERS} do
+        local headers = {{ ["Host"] = "localhost", ["X-User"] = "user_" .. user }}
+        requests[user] = wrk.format("GET", nil, headers)
+    end
+end
 request = function()
     at = at % {USERS} + 1
-    return wrk.format("GET", nil, {{ ["X-User"] = "user_" .. at }})
+    return requests[at]
 end
 """
 
@@ -64,6 +76,7 @@ NODE = """
             active_services = { "front" },
             centrals = { "127.0.0.1:%(central)d" },
             node_id = "%(node)s",
+            slot_seconds = %(slot)d,
             memory = "%(folder)s/memory",
             max_users = 60000,
         }
@@ -76,16 +89,20 @@ MANY = """
         if ngx.worker.id() == 0 then
             ngx.timer.at(0, function()
                 local node = require "throttle.node"
-                local memory = require "throttle.memory"
-                local users, at = node.users, 0
+                local now = require("throttle.memory").now
+                local users, front, at = node.users, node.services.front, 0
                 local amounts = { requests = 1, traffic_up = 300, traffic_down = 5000 }
                 while not ngx.worker.exiting() do
                     for _ = 1, %d do
                         at = at %% %d + 1
-                        local name, number = "many_" .. at, node.services.front
-                        if users:throttle(memory.now(), number, name) then
+                        local name = "many_" .. at
+                        local passes = users:begin_fast(now(), front, name)
+                            or users:throttle(now(), front, name)
+                        if passes then
                             local costs = users:parse_costs("consume", amounts)
-                            users:consume(memory.now(), number, name, costs)
+                            if not users:finish_fast(now(), front, name, costs) then
+                                users:consume(now(), front, name, costs)
+                            end
                         end
                     end
                     ngx.sleep(0.005)
@@ -94,36 +111,18 @@ MANY = """
         end
 """
 
-# As one would write them: in a module, so that each request only calls them.
-HANDLERS = """
+# As one would write them: in modules, so that each request only calls them.
+OURS = """
 local node = require "throttle.node"
-local dict = ngx.shared.original
-local handlers = { original = {}, ours = {} }
+local ours = {}
 
-function handlers.original.access()
-    local key = "consumption/" .. ngx.time() .. "/front/" .. ngx.var.http_x_user .. "/"
-    for _, resource in ipairs { "requests", "traffic_up", "traffic_down" } do
-        local used = dict:get(key .. resource)
-        if used and used > 1e15 then
-            return ngx.exit(429)
-        end
-    end
-end
-
-function handlers.original.log()
-    local key = "consumption/" .. ngx.time() .. "/front/" .. ngx.var.http_x_user .. "/"
-    dict:incr(key .. "requests", 1, 0, 10)
-    dict:incr(key .. "traffic_up", tonumber(ngx.var.request_length), 0, 10)
-    dict:incr(key .. "traffic_down", tonumber(ngx.var.bytes_sent), 0, 10)
-end
-
-function handlers.ours.access()
+function ours.access()
     if not node.throttle("front", ngx.var.http_x_user) then
         return ngx.exit(429)
     end
 end
 
-function handlers.ours.log()
+function ours.log()
     node.consume("front", ngx.var.http_x_user, {
         requests = 1,
         traffic_up = tonumber(ngx.var.request_length),
@@ -131,7 +130,61 @@ function handlers.ours.log()
     })
 end
 
-return handlers
+return ours
+"""
+
+ORIGINAL = """
+local cjson = require "cjson"
+local dict = ngx.shared.original
+local original = {}
+local quota = { front = {} }
+for user = 1, USERS do
+    quota.front["user_" .. user] = { requests = 1e9, traffic_up = 1e15, traffic_down = 1e15 }
+end
+
+function original.access()
+    local user = ngx.var.http_x_user
+    local key = "consumption/" .. ngx.time() .. "/front/" .. user .. "/"
+    for resource, limit in pairs(quota.front[user]) do
+        if (dict:get(key .. resource) or 0) > limit then
+            return ngx.exit(429)
+        end
+    end
+end
+
+function original.log()
+    local key = "consumption/" .. ngx.time() .. "/front/" .. ngx.var.http_x_user .. "/"
+    dict:incr(key .. "requests", 1, 0, 10)
+    dict:incr(key .. "traffic_up", tonumber(ngx.var.request_length), 0, 10)
+    dict:incr(key .. "traffic_down", tonumber(ngx.var.bytes_sent), 0, 10)
+end
+
+local function collect()
+    local last, consumption = tostring(ngx.time() - 1), {}
+    for _, key in ipairs(dict:get_keys(0)) do
+        local names = "^consumption/(%d+)/([^/]+)/([^/]+)/([^/]+)$"
+        local slot, service, user, resource = key:match(names)
+        if slot == last then
+            consumption[service] = consumption[service] or {}
+            consumption[service][user] = consumption[service][user] or {}
+            consumption[service][user][resource] = dict:get(key)
+        end
+    end
+    return #cjson.encode(consumption)
+end
+
+function original.init()
+    if ngx.worker.id() == 0 then
+        ngx.timer.every(1, collect)
+    end
+end
+
+return original
+""".replace("USERS", str(USERS))
+
+LUA_HANDLERS = """
+        access_by_lua_block { require("handlers").access() }
+        log_by_lua_block { require("handlers").log() }
 """
 
 SERVER = """
@@ -140,22 +193,8 @@ SERVER = """
         listen 127.0.0.1:%(port)d;
         access_log off;
         keepalive_requests 1000000;
-        location = /bare { empty_gif; }
-        location = /empty {
-            access_by_lua_block { }
-            log_by_lua_block { }
-            empty_gif;
-        }
-        location = /original {
-            access_by_lua_block { require("handlers").original.access() }
-            log_by_lua_block { require("handlers").original.log() }
-            empty_gif;
-        }
-        location = /ours {
-            access_by_lua_block { require("handlers").ours.access() }
-            log_by_lua_block { require("handlers").ours.log() }
-            empty_gif;
-        }
+        location / { empty_gif; }
+%(handlers)s
     }
 """
 
@@ -164,23 +203,34 @@ def rows() -> list[Row]:
     for program in ("nginx", "wrk"):
         if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None:
             sys.exit(f"no {program}: apt-get install {PACKAGES}")
-    with TemporaryDirectory(prefix="sluicegate-bench-") as name, ExitStack() as stack:
+    with TemporaryDirectory(prefix="sluicegate-bench-") as name:
         folder = Path(name)
         (folder / "users.lua").write_text(WRK)
-        stack.enter_context(_central(folder))
-        return [*_throughput(folder), _tail(folder)]
+        with _central(folder, 1):
+            throughput = _throughput(folder)
+        return [*throughput, _tail(folder)]
 
 
 def _throughput(folder: Path) -> list[Row]:
-    best = dict.fromkeys(("bare", "empty", "original", "ours"), 0.0)
-    node = NODE % {**PORTS, "node": "bench", "folder": folder, "timer": ""}
-    with _nginx(folder / "throughput", PORTS["nginx"], node):
-        for path in best:
-            _wrk(folder, PORTS["nginx"], path, WARM_UP_SECONDS, 32, is_warm=False)
+    node = NODE % {**PORTS, "node": "bench", "folder": folder, "slot": 1, "timer": ""}
+    original = 'init_worker_by_lua_block { require("handlers").init() }'
+    empty = "access_by_lua_block { } log_by_lua_block { }"
+    ways = {
+        "bare": ("", "", ""),
+        "empty": ("", empty, ""),
+        "original": (original, LUA_HANDLERS, ORIGINAL),
+        "ours": (node, LUA_HANDLERS, OURS),
+    }
+    best = dict.fromkeys(ways, 0.0)
+    with ExitStack() as stack:
+        for way, (init, handlers, module) in ways.items():
+            stack.enter_context(_nginx(folder / way, PORTS[way], init, handlers, module))
+        for way in ways:
+            _wrk(folder, PORTS[way], WARM_UP_SECONDS, 32, is_warm=False)
         for _ in range(ROUNDS):
-            for path in best:
-                found = _wrk(folder, PORTS["nginx"], path, SECONDS, 32)
-                best[path] = max(best[path], found["requests"])
+            for way in ways:
+                found = _wrk(folder, PORTS[way], SECONDS, 32)
+                best[way] = max(best[way], found["requests"])
     ours = f"{best['ours']:,.0f}/s"
 
     def row(what: str, peer: str, goal: float | None) -> Row:
@@ -197,17 +247,14 @@ def _throughput(folder: Path) -> list[Row]:
 
 
 def _tail(folder: Path) -> Row:
-    """p99 while many users are reported in each slot, and while they are only counted."""
+    """p99 while many users are collected in each second, and in slots that outlast the run."""
     timer = MANY % (MANY_USERS // 200, MANY_USERS)
     found = {}
-    for name, central in (("quiet", 1), ("reporting", PORTS["central"])):
-        values = {**PORTS, "central": central, "node": name, "folder": folder / name}
-        node = NODE % {**values, "timer": timer}
-        with _nginx(folder / name, PORTS[name], node):
-            time.sleep(3.0)  # all users are there
-            found[name] = min(
-                _wrk(folder, PORTS[name], "bare", TAIL_SECONDS, 4)["p99"] for _ in range(3)
-            )
+    for name, slot in (("quiet", 3600), ("reporting", 1)):
+        values = {**PORTS, "node": name, "folder": folder / name, "slot": slot, "timer": timer}
+        with _central(folder, slot), _nginx(folder / name, PORTS[name], NODE % values):
+            time.sleep(5.0)  # all users are there, and have credit
+            found[name] = min(_wrk(folder, PORTS[name], TAIL_SECONDS, 4)["p99"] for _ in range(3))
     ratio = found["reporting"] / found["quiet"]
     return Row(
         f"p99 while {MANY_USERS:,} users are collected in each slot, over p99 without",
@@ -221,16 +268,16 @@ def _tail(folder: Path) -> Row:
 
 
 def _wrk(
-    folder: Path, port: int, path: str, seconds: int, connections: int, *, is_warm: bool = True
+    folder: Path, port: int, seconds: int, connections: int, *, is_warm: bool = True
 ) -> dict[str, float]:
     """Requests per second and p99 in seconds. Every answer must be 2xx, once it is warm."""
     command = [
         *("wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency"),
-        *("-s", str(folder / "users.lua"), f"http://127.0.0.1:{port}/{path}"),
+        *("-s", str(folder / "users.lua"), f"http://127.0.0.1:{port}/"),
     ]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if is_warm and "Non-2xx" in text:
-        raise RuntimeError(f"{path}: {text}")
+        raise RuntimeError(f"port {port}: {text}")
     requests = re.search(r"Requests/sec:\s+([\d.]+)", text)
     p99 = re.search(r"99%\s+([\d.]+)(us|ms|s)", text)
     assert requests is not None, text
@@ -240,7 +287,9 @@ def _wrk(
 
 
 @contextmanager
-def _nginx(folder: Path, port: int, node: str) -> Iterator[None]:
+def _nginx(
+    folder: Path, port: int, init: str, handlers: str = "", module: str = ""
+) -> Iterator[None]:
     folder.mkdir()
     user = "user root;" if os.geteuid() == 0 else ""
     modules = "".join(
@@ -257,27 +306,30 @@ def _nginx(folder: Path, port: int, node: str) -> Iterator[None]:
         f"error_log {folder}/error.log warn;\nevents {{ worker_connections 1024; }}\n"
         f"http {{\n{temporary}    "
         f"lua_package_path '{LUA}/?.lua;{folder}/?.lua;/usr/share/lua/5.1/?.lua;;';\n"
-        f"{node}{SERVER % {'port': port}}}}\n"
+        f"{init}{SERVER % {'port': port, 'handlers': handlers}}}}\n"
     )
-    (folder / "handlers.lua").write_text(HANDLERS)
+    (folder / "handlers.lua").write_text(module)
     path = folder / "nginx.conf"
     path.write_text(configuration)
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     assert program is not None
     with subprocess.Popen([program, "-p", str(folder), "-c", str(path)]) as process:
         try:
-            _wait_for(f"http://127.0.0.1:{port}/bare")
+            _wait_for(f"http://127.0.0.1:{port}/", {"X-User": "user_1"})
             yield
         finally:
             process.terminate()
 
 
 @contextmanager
-def _central(folder: Path) -> Iterator[None]:
+def _central(folder: Path, slot_seconds: int) -> Iterator[None]:
     limits = folder / "limits.toml"
     limits.write_text(LIMITS)
     address = f"127.0.0.1:{PORTS['central']}"
-    command = ["sluicegate", "central", "--listen", address, "--limits", str(limits)]
+    command = [
+        *("sluicegate", "central", "--listen", address),
+        *("--limits", str(limits), "--slot", str(slot_seconds)),
+    ]
     with (
         (folder / "central.log").open("w") as log,
         subprocess.Popen(command, stdout=log, stderr=log) as process,
@@ -289,11 +341,12 @@ def _central(folder: Path) -> Iterator[None]:
             process.terminate()
 
 
-def _wait_for(url: str) -> None:
+def _wait_for(url: str, headers: dict[str, str] | None = None) -> None:
+    request = urllib.request.Request(url, headers=headers or {})
     deadline = time.monotonic() + 20
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with urllib.request.urlopen(request, timeout=5):
                 return
         except OSError:
             if time.monotonic() > deadline:

@@ -24,6 +24,7 @@ build = {
         ["throttle.collector"] = "throttle/collector.lua",
         ["throttle.communicate"] = "throttle/communicate.lua",
         ["throttle.credit"] = "throttle/credit.lua",
+        ["throttle.fast_path"] = "throttle/fast_path.lua",
         ["throttle.header"] = "throttle/header.lua",
         ["throttle.json"] = "throttle/json.lua",
         ["throttle.layout"] = "throttle/layout.lua",
@@ -39,6 +40,7 @@ build = {
         ["throttle.stable_hash"] = "throttle/stable_hash.lua",
         ["throttle.usage_keys"] = "throttle/usage_keys.lua",
         ["throttle.user_table"] = "throttle/user_table.lua",
+        ["throttle.warm_up"] = "throttle/warm_up.lua",
         ["throttle.websocket"] = "throttle/websocket.lua",
     },
 }

@@ -307,9 +307,9 @@ function accounts.is_covered(cell, cost)
     return balance_of(cell) >= cost - max(cost, cell.granted * 1e-9) * SLACK
 end
 
---- How many more requests may come within some seconds; the last one says nothing of the next.
-function accounts.coming_requests(user, seconds)
-    local mean = max(0, user.rate - 1 / RATE_SECONDS) * seconds
+--- How many more requests may come within some seconds, by their rate; the last one says nothing of the next.
+function accounts.coming_requests(rate, seconds)
+    local mean = max(0, rate - 1 / RATE_SECONDS) * seconds
     return 1.25 * mean + 3 * sqrt(mean)
 end
 

@@ -97,10 +97,16 @@ function admission.can_float(account, costs)
     return true
 end
 
+--- The rate of a user's requests when one comes.
+local function rate_at(user, time)
+    local elapsed = max(0, time - user.requested_at) / RATE_SECONDS
+    return user.rate / (1 + elapsed + 0.5 * elapsed * elapsed) + 1 / RATE_SECONDS
+end
+admission.rate_at = rate_at
+
 --- Update the rate of a user's requests: one has come.
 function admission.count_arrival(user, window)
-    local elapsed = max(0, window.time - user.requested_at) / RATE_SECONDS
-    user.rate = user.rate / (1 + elapsed + 0.5 * elapsed * elapsed) + 1 / RATE_SECONDS
+    user.rate = rate_at(user, window.time)
     user.requested_at = window.time
 end
 
@@ -146,7 +152,7 @@ function admission.needs_credit(account, costs, is_short, can_wait, window)
     if is_short or user.is_known == 0 then
         return true
     end
-    local coming = max(1, coming_requests(user, window.lead_seconds))
+    local coming = max(1, coming_requests(user.rate, window.lead_seconds))
     for i = 0, account.count - 1 do
         local cell = account.cells[i]
         if cell.is_limited ~= 0 then
@@ -273,29 +279,36 @@ end
 
 local released = ffi.new("double[8]")
 
---- A request without a ticket ends: release a mean one, of the older ones first.
-local function release_mean(account)
-    local user = account.user
-    local is_old = user.old_running > 0
+--- A request without a ticket ends, an older one if there are any. Whether it is an older one, and the
+--- part of what these have reserved that is to be released.
+local function end_running(user)
     local part = 0
-    if is_old then
+    if user.old_running > 0 then
         part = user.old_running > 1 and 1 / user.old_running or 1
         user.old_running = user.old_running > 1.01 and user.old_running - 1 or 0
-    elseif user.running > 0 then
+        return true, part
+    end
+    if user.running > 0 then
         part = user.running > 1 and 1 / user.running or 1
         user.running = user.running > 1.01 and user.running - 1 or 0
     end
-    for i = 0, account.count - 1 do
-        local cell = account.cells[i]
-        if is_old then
-            released[i] = cell.old_reserved * part
-            cell.old_reserved = user.old_running == 0 and 0 or cell.old_reserved - released[i]
-        else
-            released[i] = cell.reserved * part
-            cell.reserved = user.running == 0 and 0 or cell.reserved - released[i]
-        end
-    end
+    return false, part
 end
+admission.end_running = end_running
+
+--- Release what a request without a ticket has reserved of a resource: the mean of all of them.
+local function release_mean(user, cell, is_old, part)
+    local amount
+    if is_old then
+        amount = cell.old_reserved * part
+        cell.old_reserved = user.old_running == 0 and 0 or cell.old_reserved - amount
+    else
+        amount = cell.reserved * part
+        cell.reserved = user.running == 0 and 0 or cell.reserved - amount
+    end
+    return amount
+end
+admission.release_mean = release_mean
 
 --- A request ends: release what its ticket has reserved, unless the ticket has expired.
 local function release_ticket(account, ticket)
@@ -315,6 +328,16 @@ local function release_ticket(account, ticket)
     end
 end
 
+--- Count what a request has cost of a resource.
+local function count_amount(cell, amount)
+    cell.consumed = min(cell.consumed + amount, MAX_TOTAL)
+    if amount > 0 then
+        cell.requests = (cell.requests + 1) % 4294967296
+        update_mean(cell, amount)
+    end
+end
+admission.count_amount = count_amount
+
 --- A request ends: count what it cost, and release what was reserved.
 function admission.finish_request(account, amounts, ticket)
     local user = account.user
@@ -322,18 +345,16 @@ function admission.finish_request(account, amounts, ticket)
     if ticket then
         release_ticket(account, ticket)
     else
-        release_mean(account)
+        local is_old, part = end_running(user)
+        for i = 0, account.count - 1 do
+            released[i] = release_mean(user, account.cells[i], is_old, part)
+        end
     end
     for i = 0, amounts.count - 1 do
         local cell, place = get_or_add_cell(account, amounts.resource[i])
         if cell then
-            local amount = amounts.amount[i]
-            released[place] = released[place] - amount
-            cell.consumed = min(cell.consumed + amount, MAX_TOTAL)
-            if amount > 0 then
-                cell.requests = (cell.requests + 1) % 4294967296
-                update_mean(cell, amount)
-            end
+            released[place] = released[place] - amounts.amount[i]
+            count_amount(cell, amounts.amount[i])
         end
     end
     if has_allowance(user.state) then

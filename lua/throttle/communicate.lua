@@ -341,7 +341,7 @@ local function report(node, is_last)
     end
     local function release()
         if lock then
-            node.on_ask, node.is_reporting = nil, false
+            node.on_ask, node.is_reporting = false, false
             memory.release_file_lock(lock)
             lock = nil
         end

@@ -148,7 +148,7 @@ end
 -- asks for nothing.
 local function ask_of(account, window, names, wants)
     local user = account.user
-    local coming = 1 + ceil(coming_requests(user, 2 * window.lead_seconds))
+    local coming = 1 + ceil(coming_requests(user.rate, 2 * window.lead_seconds))
     local missing, fewest = 0, huge
     local is_unknown, is_cheap = user.is_known == 0, false
     local resources = {}
@@ -224,7 +224,7 @@ function credit.give_back(account, window, names, keeps)
     local user = account.user
     -- What may be needed before more can come.
     local part = keeps and max(0.4, window.lead_seconds / window.slot_seconds) or nil
-    local least = 1 + coming_requests(user, window.lead_seconds)
+    local least = 1 + coming_requests(user.rate, window.lead_seconds)
     local requests = -1
     for i = 0, account.count - 1 do
         local cell = account.cells[i]

@@ -277,6 +277,15 @@ function header:window_at(service, time)
     return window
 end
 
+--- What was published last, if its window has not ended and nothing was published since it was read; else nil.
+function header:current(time)
+    local view = self.view
+    if view and time < view.finish and self.shared.publications == self.publications then
+        return view
+    end
+    return nil
+end
+
 --- How long a request may wait for an answer of the leader; 0 while none is heard.
 function header:wait_seconds()
     local published = self:last_published()

@@ -44,6 +44,7 @@ long readlink(const char *path, char *target, size_t size);
 int posix_fallocate(int descriptor, long offset, long size);
 void *mmap(void *address, size_t size, int protection, int flags, int descriptor, long offset);
 int munmap(void *address, size_t size);
+void *memset(void *target, int byte, size_t size);
 unsigned int geteuid(void);
 char *strerror(int number);
 ]]
@@ -63,7 +64,6 @@ local MAGIC = "SLUICEGT"
 local memory = {}
 memory.__index = memory
 
-local journal_mark = ffi.new("int32_t[1]")
 local CELL_BYTES = ffi.sizeof("throttle_cell")
 local ACCOUNT_HEAD_BYTES = ffi.offsetof("throttle_account", "cells")
 local time_buffer = ffi.new("throttle_time[1]")
@@ -375,6 +375,8 @@ function memory:place_of(index)
         serial = record.serial, -- another one: the record has another user by now
         bucket = record.bucket,
         lock = record.bucket % layout.LOCKS,
+        cells = false, -- of the fast path: references to the first ones, once it is prepared
+        count = 0, -- and how many there were when it was last taken
     }
 end
 
@@ -385,17 +387,25 @@ function memory.get(place, account)
     ffi.copy(account.data, found, ACCOUNT_HEAD_BYTES + account.count * CELL_BYTES)
 end
 
+--- Begin to change the account of a record, whose bucket is locked: a worker that is killed before
+--- `end_change` has changed nothing.
+function memory:begin_change(place)
+    local account, lock = place.account, place.lock
+    ffi.copy(self.befores[lock], account, ACCOUNT_HEAD_BYTES + account.count * CELL_BYTES)
+    self.journals[lock].record = place.index
+end
+
+function memory:end_change(place)
+    -- As a call, or a compiler might leave out the store of `begin_change`.
+    C.memset(self.journals[place.lock], 0xFF, 4) -- record = -1: nothing is being changed
+end
+
 --- Write an account over that of a record, whose bucket is locked. It is whole, whoever is killed.
 function memory:put(place, account)
-    local written, lock = place.account, place.lock
-    local journal = self.journals[lock]
-    ffi.copy(self.befores[lock], written, ACCOUNT_HEAD_BYTES + written.count * CELL_BYTES)
-    -- As calls, so that no compiler leaves out the first of two stores.
-    journal_mark[0] = place.index
-    ffi.copy(journal, journal_mark, 4)
+    self:begin_change(place)
     account.data.count = account.count
-    ffi.copy(written, account.data, ACCOUNT_HEAD_BYTES + account.count * CELL_BYTES)
-    ffi.fill(journal, 4, 0xFF) -- -1: nothing is being changed
+    ffi.copy(place.account, account.data, ACCOUNT_HEAD_BYTES + account.count * CELL_BYTES)
+    self:end_change(place)
 end
 
 -- Records

@@ -21,6 +21,7 @@ local memory = require "throttle.memory"
 local options = require "throttle.options"
 local protocol = require "throttle.protocol"
 local user_table = require "throttle.user_table"
+local warm_up = require "throttle.warm_up"
 
 local floor, max, min = math.floor, math.max, math.min
 
@@ -29,11 +30,16 @@ local LOG_SECONDS = 10
 local POLL_SECONDS = 0.002
 local LEASE_SLOTS, RESERVATION_SECONDS = 3, 60
 
+-- All fields are here from the start: LuaJIT compiles where in this table a field is.
 local node = {
-    users = nil, -- nil: not initialised, or that has failed
-    header = nil,
-    options = nil,
-    on_ask = nil, -- called when this worker has noted that a user needs credit
+    users = false, -- false: not initialised, or that has failed
+    services = {}, -- the number of each active service
+    header = false,
+    memory = false,
+    options = false,
+    dict = false, -- the lua_shared_dict, if there is one
+    on_ask = false, -- called when this worker has noted that a user needs credit
+    is_reporting = false, -- whether this worker talks to the centrals
     running = 0, -- requests of this worker that have begun and not ended
 }
 
@@ -43,6 +49,9 @@ local waiting = {}
 local waiting_count = 0
 local waiting_until = 0 -- the last deadline of those that wait
 local is_watching = false
+-- Requests of this worker that were refused and have not come to `consume`: while there are none it need not
+-- look whether its own was.
+local refused_count = 0
 local logged_at = {} -- by kind of fault
 local failure -- why the node is not initialised
 
@@ -101,7 +110,7 @@ local function start(opts)
     end
     node.memory, node.header, node.options = shared, heading, opts
     node.users = user_table.new(shared, heading, { node_id = opts.node_id, max_users = opts.max_users })
-    node.dict = opts.shared_dict_name and ngx.shared[opts.shared_dict_name]
+    node.dict = opts.shared_dict_name and ngx.shared[opts.shared_dict_name] or false
     if opts.shared_dict_name and not node.dict then
         ngx.log(ngx.ERR, "throttle: there is no lua_shared_dict ", opts.shared_dict_name,
             ": limits hold without it, but nobody can look at the counters there")
@@ -119,11 +128,15 @@ function node.init(opts)
     end
     if not done then
         failure = err
-        node.users = nil
+        node.users = false
         ngx.log(ngx.ERR, "throttle: not initialised, so nothing is limited: ", err)
         return nil, err
     end
     failure = nil
+    local is_warm, problem = pcall(warm_up.run, node)
+    if not is_warm then
+        ngx.log(ngx.WARN, "throttle: the first requests are slower than they need be: ", problem)
+    end
     require("throttle.communicate").init_report_and_fetch(node)
     return true
 end
@@ -200,21 +213,15 @@ end
 
 local function refuse(service, user, short, retry_after)
     local resource = node.header:resource_name(short)
+    refused_count = refused_count + 1
     ngx.ctx.throttle_refused = true
     ngx.ctx.throttle_retry_after = retry_after
     return nil, "Throttled", ("user '%s' of service '%s' has used up its '%s' quota, retry in %.3g s"):format(
         user, service, resource, retry_after)
 end
 
---- Whether a request may begin. If so, its expected cost is reserved until `consume`.
---
--- Returns true; or nil, "Throttled" and a message that names the resource, with the seconds until
--- there may be more in `ngx.ctx.throttle_retry_after`.
---
--- `opts`, all optional: expect, amounts by resource that the request is expected to cost (else the
--- mean of the user's last requests; a resource that is left out is not used); wait, for how many
--- seconds at most it waits for an answer of the leader (else for as long as one takes).
-function node.throttle(service, user, opts)
+--- What `throttle` does for a request that cannot take the fast path.
+local function throttle_fully(service, user, opts)
     if not node.users then
         log_fault("init", "not initialised, so nothing is limited: " .. tostring(failure or "call init first"))
         return true
@@ -225,7 +232,7 @@ function node.throttle(service, user, opts)
     if expect then
         costs, err = node.users:parse_costs("expect", expect)
         if not costs then
-            error("throttle: " .. err, 2)
+            error("throttle: " .. err, 3)
         end
     end
     local answer, short, retry_after = node.users:throttle(memory.now(), number, name, costs, wait ~= 0, false)
@@ -242,20 +249,32 @@ function node.throttle(service, user, opts)
     end
     return refuse(service, user, short, retry_after)
 end
+jit.off(throttle_fully) -- so that the fast path is the main line of what is compiled: see warm_up.lua
 
---- A request has ended and cost `amounts`, by resource. To be called once for each request that
---- `throttle` has let pass, in log_by_lua; of one that was refused it counts nothing.
---- True, or nil and why it was not counted, which is also logged.
-function node.consume(service, user, amounts)
-    if not node.users then
-        return nil, failure
-    end
-    if ngx.status >= 400 and ngx.ctx.throttle_refused then
+--- Whether a request may begin. If so, its expected cost is reserved until `consume`.
+--
+-- Returns true; or nil, "Throttled" and a message that names the resource, with the seconds until
+-- there may be more in `ngx.ctx.throttle_retry_after`.
+--
+-- `opts`, all optional: expect, amounts by resource that the request is expected to cost (else the
+-- mean of the user's last requests; a resource that is left out is not used); wait, for how many
+-- seconds at most it waits for an answer of the leader (else for as long as one takes).
+function node.throttle(service, user, opts)
+    local users = node.users
+    local number = node.services[service]
+    if users and number and not (opts and opts.expect) and users:begin_fast(memory.now(), number, user) then
+        node.running = node.running + 1
+        if node.on_ask and node.header:has_asks() then
+            node.on_ask()
+        end
         return true
     end
-    node.running = max(node.running - 1, 0)
+    return throttle_fully(service, user, opts)
+end
+
+--- What `consume` does for a request that cannot take the fast path. `costs`: nil if they are invalid, for `err`.
+local function consume_fully(service, user, costs, err)
     local number, name = check_user(service, user)
-    local costs, err = node.users:parse_costs("consume", amounts)
     local counted
     if costs then
         counted, err = node.users:consume(memory.now(), number, name, costs)
@@ -265,6 +284,27 @@ function node.consume(service, user, amounts)
         return nil, err
     end
     return true
+end
+jit.off(consume_fully)
+
+--- A request has ended and cost `amounts`, by resource. To be called once for each request that
+--- `throttle` has let pass, in log_by_lua; of one that was refused it counts nothing.
+--- True, or nil and why it was not counted, which is also logged.
+function node.consume(service, user, amounts)
+    local users, number = node.users, node.services[service]
+    if not users then
+        return nil, failure
+    end
+    if refused_count > 0 and ngx.status >= 400 and ngx.ctx.throttle_refused then
+        refused_count = refused_count - 1
+        return true
+    end
+    node.running = max(node.running - 1, 0)
+    local costs, err = users:parse_costs("consume", amounts)
+    if costs and number and users:finish_fast(memory.now(), number, user, costs) then
+        return true
+    end
+    return consume_fully(service, user, costs, err)
 end
 
 --- The state of users that the leader knows (docs/node.md); none: no leader has been heard yet.
@@ -298,7 +338,7 @@ function node.status()
         memory_bytes = shared.committed,
         reports = shared.sequence,
         waiting = waiting_count,
-        is_reporting = node.is_reporting or false,
+        is_reporting = node.is_reporting,
     }
 end
 

@@ -14,6 +14,7 @@ local ffi = require "ffi"
 local accounts = require "throttle.accounts"
 local admission = require "throttle.admission"
 local credit = require "throttle.credit"
+local fast_path = require "throttle.fast_path"
 local layout = require "throttle.layout"
 local memory = require "throttle.memory"
 local stable_hash = require "throttle.stable_hash"
@@ -31,6 +32,7 @@ local OVERFLOW_RECORDS = 256 -- of each service
 -- A free user has no totals: its record is refreshed so often, or it would be forgotten as idle.
 local REFRESH_WINDOWS = 60
 local FREE = accounts.FREE
+local TILDE = ("~"):byte()
 -- Users of a Quota that are written in one go, in about a millisecond.
 local PAUSE_USERS = 200
 
@@ -155,6 +157,7 @@ local function remember_place(self, service, name, place)
     if not places[name] then
         self.place_count = self.place_count + 1
     end
+    fast_path.prepare(place)
     places[name] = place
 end
 
@@ -249,7 +252,7 @@ local function open(self, service, name, time)
 end
 
 local function is_overflow_name(name)
-    return name:find("^~%d%d?%d?$") ~= nil
+    return name:byte(1) == TILDE and name:find("^~%d%d?%d?$") ~= nil -- the first is quick, and rules out most
 end
 
 --- The same for a user that has a record, or the name of one that several share; nil: there is none.
@@ -310,6 +313,46 @@ local function accrue(self, account, window)
         local service = self.header:service_name(self.service)
         accounts.accrue_allowance(account, window, stable_hash.fraction(self.node_id, service, self.name))
     end
+end
+
+-- The fast path
+
+--- Lock a user's record if it can take the fast path. Its place, and what was published last; or nil.
+local function open_current(self, service, name, time)
+    local places = self.places[service]
+    local place = places and places[name]
+    local view = place and self.header:current(time)
+    if not view or not self.memory:lock(place.lock) then
+        return nil
+    end
+    self.locked = place.lock
+    if place.record.serial == place.serial and fast_path.is_current(place, view) then
+        return place, view
+    end
+    self:close()
+    return nil
+end
+
+--- Let a request of mean cost begin if its user has credit; false: `throttle` must decide.
+function user_table:begin_fast(time, service, name)
+    local place, view = open_current(self, service, name, time)
+    if not place then
+        return false
+    end
+    local has_begun = fast_path.begin_request(self.memory, place, view, time)
+    self:close()
+    return has_begun
+end
+
+--- Count what a request without a ticket has cost; false: `consume` must do it.
+function user_table:finish_fast(time, service, name, amounts)
+    local place = open_current(self, service, name, time)
+    if not place then
+        return false
+    end
+    local has_ended = fast_path.finish_request(self.memory, place, amounts)
+    self:close()
+    return has_ended
 end
 
 -- A request begins, and ends

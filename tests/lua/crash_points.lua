@@ -60,6 +60,15 @@ local operations = {
     ["consume of a known user"] = function(host)
         host:consume("ann", ONE)
     end,
+    ["throttle on the fast path"] = function(host)
+        host.users:state(memory.now(), host.service, "ann") -- so that it knows where the record is
+        assert(host.users:begin_fast(memory.now(), host.service, "ann"))
+    end,
+    ["consume on the fast path"] = function(host)
+        host.users:state(memory.now(), host.service, "ann")
+        local costs = host.users:parse_costs("consume", ONE)
+        assert(host.users:finish_fast(memory.now(), host.service, "ann", costs))
+    end,
     ["consume of a new user"] = function(host)
         host:consume("new", ONE)
     end,

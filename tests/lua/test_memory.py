@@ -229,3 +229,9 @@ def test_what_is_in_the_way_is_told(tmp_path: Path) -> None:
     }.items():
         told = run("open_memory.lua", path, "node", 3600)
         assert told.strip() == f"cannot open {path}: {reason}"
+
+
+def test_the_fast_path_answers_and_counts_as_the_general_way_does() -> None:
+    found = json.loads(run("compare_fast_path.lua", 1, 300))
+    assert not found["failed"]
+    assert found["fast"] > 2_000, found

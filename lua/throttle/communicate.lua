@@ -237,7 +237,8 @@ function session:log_missing_leader()
     self.missing_since = self.missing_since or now()
     if not self.is_missing_logged and now() - self.missing_since >= LOGGED_SECONDS then
         self.is_missing_logged = true
-        ngx.log(ngx.WARN, "throttle: no leader is heard: users live on their safe shares")
+        ngx.log(ngx.ERR, "throttle: no leader is heard: users live on ",
+            self.reporter.epoch < 0 and "the fallback" or "their safe shares")
     end
 end
 

@@ -227,6 +227,21 @@ function header:last_published()
     return self.view
 end
 
+--- The shares of newcomers that were published last, by service and resource.
+function header:published_newcomers()
+    local published, newcomers = self.published, {}
+    for service = 0, self.shared.services - 1 do
+        if published.has_newcomers[service] ~= 0 then
+            local defaults, shares = published.newcomers[service], {}
+            for i = 0, defaults.count - 1 do
+                shares[self:resource_name(defaults.resource[i])] = defaults.share[i]
+            end
+            newcomers[self:service_name(service)] = shares
+        end
+    end
+    return newcomers
+end
+
 --- What was published of a service, kept until the next publication.
 local function view_service(self, service)
     local published = self.published

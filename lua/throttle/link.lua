@@ -197,7 +197,7 @@ function link:run()
         self.has_failed = true
         if problem ~= self.logged then
             self.logged = problem
-            ngx.log(ngx.WARN, "throttle: central ", self.name, " is not connected: ", problem)
+            ngx.log(ngx.ERR, "throttle: central ", self.name, " is not connected: ", problem)
         end
         if self.opts.now() - began >= HEALTHY_SECONDS then
             self.next_backoff = SHORTEST_BACKOFF

@@ -49,9 +49,9 @@ local waiting = {}
 local waiting_count = 0
 local waiting_until = 0 -- the last deadline of those that wait
 local is_watching = false
--- Requests of this worker that were refused and have not come to `consume`: while there are none it need not
--- look whether its own was.
-local refused_count = 0
+-- Whether this worker has ever refused a request, or let one wait: until then `consume` need not look
+-- whether its own was let pass.
+local has_refused = false
 local logged_at = {} -- by kind of fault
 local failure -- why the node is not initialised
 
@@ -211,10 +211,15 @@ local function wait_for_answer(number, name, costs, seconds)
     return answer, short, retry_after
 end
 
+--- `consume` counts nothing for this request.
+local function mark_refused()
+    has_refused = true
+    ngx.ctx.throttle_refused = true
+end
+
 local function refuse(service, user, short, retry_after)
     local resource = node.header:resource_name(short)
-    refused_count = refused_count + 1
-    ngx.ctx.throttle_refused = true
+    mark_refused()
     ngx.ctx.throttle_retry_after = retry_after
     return nil, "Throttled", ("user '%s' of service '%s' has used up its '%s' quota, retry in %.3g s"):format(
         user, service, resource, retry_after)
@@ -241,7 +246,9 @@ local function throttle_fully(service, user, opts)
     end
     if answer == false then
         local seconds = node.header:wait_seconds()
+        mark_refused() -- if its client goes away while it waits, nginx ends it here
         answer, short, retry_after = wait_for_answer(number, name, expect, wait and min(wait, seconds) or seconds)
+        ngx.ctx.throttle_refused = nil
     end
     if answer then
         node.running = node.running + 1
@@ -295,8 +302,7 @@ function node.consume(service, user, amounts)
     if not users then
         return nil, failure
     end
-    if refused_count > 0 and ngx.status >= 400 and ngx.ctx.throttle_refused then
-        refused_count = refused_count - 1
+    if has_refused and ngx.ctx.throttle_refused then
         return true
     end
     node.running = max(node.running - 1, 0)

@@ -99,6 +99,11 @@ local function check_tls(tls)
     if type(tls) ~= "table" then
         fail("tls", "true, or a table with verify and server_name", tls)
     end
+    for name in pairs(tls) do
+        if name ~= "verify" and name ~= "server_name" then
+            fail("tls", "true, or a table with verify and server_name", name)
+        end
+    end
     return tls
 end
 

@@ -106,8 +106,8 @@ function reporter.new(users, opts)
         has_pending_report = false, -- a window has begun, and the one before it is not reported
         collected_window = 0, -- the window up to which changes have been looked for
         report_delay = stable_hash.fraction(opts.node_id) * REPORT_SPREAD * slot_seconds,
-        version = nil, -- of the limits; nil: no Quota yet
-        newcomers = {}, -- by service
+        version = published.version > 0 and published.version - 1 or nil, -- of the limits; nil: no Quota yet
+        newcomers = header:published_newcomers(), -- by service
         limited = {}, -- services with limits, and their version
         keys = {}, -- by service and user
         key_count = 0,
@@ -125,7 +125,7 @@ function reporter.new(users, opts)
         centrals = opts.centrals,
         pause = opts.pause,
     })
-    local alone_since = self.epoch < 0 and now or -1
+    local alone_since = self.epoch < 0 and now or window.alone_since
     for _, central in ipairs(opts.centrals) do
         self.leading[central] = leading_central.new(slot_seconds, now, alone_since)
     end

@@ -111,6 +111,8 @@ function user_table:parse_costs(what, amounts)
         costs, err = add_cost(self, what, resource, amount)
         resource, amount = next(amounts, resource)
     end
+    -- What an earlier call has left there must not be taken for one more.
+    self.costs.resource[self.costs.count] = nil
     return costs, err
 end
 
@@ -319,6 +321,7 @@ end
 
 --- Lock a user's record if it can take the fast path. Its place, and what was published last; or nil.
 local function open_current(self, service, name, time)
+    self:close() -- what a call that has failed with an error may have left locked
     local places = self.places[service]
     local place = places and places[name]
     local view = place and self.header:current(time)

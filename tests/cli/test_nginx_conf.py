@@ -233,6 +233,7 @@ def test_nginx_accepts_all_options_together(tmp_path: Path) -> None:
     authorities, _ = make_certificate(tmp_path)
     http = conf(
         *("--central", "c1.example", "--central", "wss://[2001:db8::1]:7500", "--tls"),
+        *("--server-name", "central.example"),
         *("--resolver", "10.0.0.53", "--resolver", "2001:db8::53", "--ca", str(authorities)),
         *("--service", "front", "--service", "back", "--node-id", "web-1"),
         *("--token-file", "/etc/sluicegate/node-token", "--dict-size", "512k"),
@@ -243,7 +244,7 @@ def test_nginx_accepts_all_options_together(tmp_path: Path) -> None:
         'centrals = { "wss://c1.example:7411", "wss://[2001:db8::1]:7500" },',
         'active_services = { "front", "back" },',
         'token_file = "/etc/sluicegate/node-token",',
-        "tls = { verify = true },",
+        'tls = { verify = true, server_name = "central.example" },',
         "lua_shared_dict throttle 512k;",
         "resolver 10.0.0.53 [2001:db8::53];",
     ):
@@ -269,7 +270,8 @@ def test_the_real_node_accepts_these_options(tmp_path: Path) -> None:
     secret.write_text("8-or-more-characters\n")
     http = conf(
         *("--central", "10.0.0.1", "--central", "wss://[2001:db8::1]", "--central", "c3.example"),
-        *("--tls", "--resolver", "10.0.0.53", "--token-file", str(secret)),
+        *("--tls", "--server-name", "central.example"),
+        *("--resolver", "10.0.0.53", "--token-file", str(secret)),
         *("--service", "front", "--service", "back", "--node-id", "wéb 1"),
         *("--user-from", "address"),
     )
@@ -282,7 +284,7 @@ def test_the_real_node_accepts_these_options(tmp_path: Path) -> None:
                 local checked = assert(options.check(given))
                 print(checked.node_id, checked.token, table.concat(checked.services, " "))
                 for _, central in ipairs(checked.centrals) do
-                    print(central.name, central.tls and central.tls.verify)
+                    print(central.name, central.tls.verify, central.tls.server_name)
                 end
             end,
         }}
@@ -293,9 +295,9 @@ def test_the_real_node_accepts_these_options(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.splitlines() == [
         "wéb 1\t8-or-more-characters\tfront back",
-        "wss://10.0.0.1:7411\ttrue",
-        "wss://[2001:db8::1]:443\ttrue",
-        "wss://c3.example:7411\ttrue",
+        "wss://10.0.0.1:7411\ttrue\tcentral.example",
+        "wss://[2001:db8::1]:443\ttrue\tcentral.example",
+        "wss://c3.example:7411\ttrue\tcentral.example",
     ]
 
 
@@ -566,6 +568,10 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         (["--central", "c1.example"], "'c1.example' is a name: expected --resolver ADDRESS"),
         (["--resolver", "dns.example"], "expected an IP address, got 'dns.example'"),
         (["--tls", "--central", "ws://10.0.0.1"], "ws://10.0.0.1:80 is a URL without TLS"),
+        (["--tls", "--central", "10.0.0.1"], "expected --server-name NAME, a DNS name"),
+        (["--central", "wss://[::1]"], "wss://[::1]:443 is given by its address"),
+        (["--server-name", "c", "--central", "10.0.0.1"], "--server-name is for centrals with"),
+        (["--server-name", "10.0.0.1"], "expected a DNS name, got '10.0.0.1'"),
         (["--ca", "/x", "--central", "10.0.0.1"], "--ca is for centrals with --tls or a wss://"),
         (["--ca", "/$x"], "expected text without $"),
         (["--token-file", ""], "expected a path, got ''"),

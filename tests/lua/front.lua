@@ -4,6 +4,8 @@
 --     cost, expect  what it costs, and what it is expected to cost
 --     wait          how long it may wait for credit, in seconds
 --     sleep         how long it takes, in seconds
+--     refusal       the status of the answer if it is refused, for 429
+--     parts         in how many calls of `consume` its cost is told, for 1
 --
 -- What was admitted and consumed is counted in a dict of its own, beside the calls of the node: what
 -- reaches a central is compared with it.
@@ -36,9 +38,9 @@ function front.access()
     })
     if not admitted then
         ngx.header["Retry-After"] = math.ceil(ngx.ctx.throttle_retry_after)
-        ngx.status = 429
+        ngx.status = tonumber(ngx.var.arg_refusal) or 429
         ngx.say(code, ": ", message)
-        return ngx.exit(429)
+        return ngx.exit(ngx.status)
     end
     counts:incr("admitted " .. user, 1, 0)
 end
@@ -53,7 +55,11 @@ end
 
 function front.log()
     local user = user_of()
-    local cost = tonumber(ngx.var.arg_cost) or 1
+    local parts = tonumber(ngx.var.arg_parts) or 1
+    local cost = (tonumber(ngx.var.arg_cost) or 1) / parts
+    for _ = 2, parts do
+        node.consume("front", user, { requests = cost })
+    end
     if node.consume("front", user, { requests = cost }) and ngx.status == 200 then
         counts:incr("consumed " .. user, cost, 0)
     end

@@ -165,6 +165,19 @@ def test_all_that_was_admitted_is_booked_and_no_request_failed(load: Load) -> No
 
 
 @pytest.mark.usefixtures("load")
+@pytest.mark.parametrize("refusal", [429, 302, 200])
+def test_a_refused_request_counts_nothing_however_it_is_answered(
+    central: CentralUnderTest, nodes: list[NginxNode], refusal: int
+) -> None:
+    """Nor if `consume` is called twice, as one does for a request of two services."""
+    node, user = nodes[0], f"refused-{refusal}"
+    answers = [node.get(user=user, parts=2, refusal=refusal, wait=0) for _ in range(60)]
+    refused = sum("Throttled" in answer.text for answer in answers)
+    assert refused > 0
+    wait_until_reported(central, ["web-1"])
+    assert central.recorded(user) == len(answers) - refused
+
+
 def test_running_requests_count(central: CentralUnderTest, nodes: list[NginxNode]) -> None:
     """Else all of them would pass, as none has ended."""
     before = central.recorded("slow")

@@ -82,6 +82,18 @@ def test_a_node_is_known_to_a_central_as_soon_as_it_starts(tmp_path: Path) -> No
         assert node.status()["state"] == "fresh"
 
 
+def test_an_idle_nginx_starts_without_a_warning_and_quits_at_once(tmp_path: Path) -> None:
+    with (
+        running(slot_seconds=1.0) as central,
+        NginxNode(tmp_path, [central.url], "idle") as node,
+    ):
+        node.wait_until_connected()
+        assert not node.log_lines("[warn]")
+        begin = time.monotonic()
+        node.quit()
+        assert time.monotonic() - begin < 8.0  # it would wait for ten seconds for requests that run
+
+
 @pytest.mark.parametrize("workers", [2, 4])
 def test_without_a_central_and_a_dict_the_fallback_holds(
     tmp_path: Path, nowhere: str, workers: int

@@ -268,3 +268,24 @@ def assert_has_left(central: CentralUnderTest, name: str) -> None:
     ]
     assert said, central.output()
     assert "the node left" in said[-1]
+
+
+def test_workers_of_a_reload_without_a_central_know_its_limits(tmp_path: Path) -> None:
+    """New users have the share of newcomers. The fallback may be more than the limit."""
+    central = CentralUnderTest(tmp_path, toml(("*", 1.0, 1.0)))
+    central.start()
+    wait_for(central.is_listening, seen=central.last_output)
+    with NginxNode(tmp_path / "node", [central.url], "reloaded") as node:
+        try:
+            node.wait_until_connected()
+            wait_for(lambda: node.get(user="first").status == 200)
+        finally:
+            stop([central], PATIENCE)
+        wait_for(lambda: node.status()["is_alone"])
+        node.reload()
+        begin, admitted = time.monotonic(), 0
+        while time.monotonic() < begin + 3.0:  # the next reporter has published a window by then
+            admitted += node.get(user="second").status == 200
+            time.sleep(0.01)
+        assert node.status()["is_alone"]
+        assert admitted <= time.monotonic() - begin + 3.0  # one per second, not ten

@@ -107,6 +107,12 @@ then: include snippets/sluicegate.conf; in a server or a location, nginx -t, and
         "--tls", action="store_true", help="connect with TLS to centrals given as HOST[:PORT]"
     )
     parser.add_argument(
+        "--server-name",
+        type=_server_name,
+        metavar="NAME",
+        help="name in the certificates of centrals with TLS; required for one given by its address",
+    )
+    parser.add_argument(
         "--ca",
         type=_path,
         metavar="F",
@@ -184,6 +190,15 @@ def _http_part(
     uses_tls = any(url.startswith("wss:") for url in urls)
     if arguments.ca is not None and not uses_tls:
         error("--ca is for centrals with --tls or a wss:// URL")
+    if arguments.server_name is not None and not uses_tls:
+        error("--server-name is for centrals with --tls or a wss:// URL")
+    for central in centrals:
+        url = central.url(arguments.tls)
+        if url.startswith("wss:") and _is_address(central.host) and arguments.server_name is None:
+            error(
+                f"the central {url} is given by its address, and nginx compares the certificate "
+                "with a name: expected --server-name NAME, a DNS name of the certificate"
+            )
     return HttpPart(
         command=printable(shlex.join(["sluicegate", *arguments.words])),
         services=services,
@@ -193,6 +208,7 @@ def _http_part(
         dict_size=arguments.dict_size,
         token_file=arguments.token_file,
         ca_file=(arguments.ca or _SYSTEM_CA) if uses_tls else None,
+        server_name=arguments.server_name,
         resolvers=arguments.resolver,
         example=server,
     )
@@ -255,6 +271,12 @@ def _central(text: str) -> _Central:
     if parts.scheme and parts.scheme not in _SCHEMES:
         raise argparse.ArgumentTypeError(f"{expected}, got {text!r}")
     return _Central(_SCHEMES.get(parts.scheme), host, port)
+
+
+def _server_name(text: str) -> str:
+    if not _HOST_NAME.fullmatch(text) or _is_address(text):
+        raise argparse.ArgumentTypeError(f"expected a DNS name, got {text!r}")
+    return text
 
 
 def _is_address(host: str) -> bool:

@@ -75,6 +75,7 @@ class HttpPart:
     dict_size: str
     token_file: str | None
     ca_file: str | None  # with wss:// only
+    server_name: str | None  # in the certificates of the centrals
     resolvers: Sequence[str]
     example: ServerPart
 
@@ -94,7 +95,8 @@ class HttpPart:
         }
         if self.ca_file is not None:
             values["tls"] = _fill(_TLS, {"ca_file": nginx_string(self.ca_file)})
-            values["verify"] = "        tls = { verify = true },\n"
+            name = f", server_name = {lua_string(self.server_name)}" if self.server_name else ""
+            values["verify"] = f"        tls = {{ verify = true{name} }},\n"
         if self.resolvers:
             values["resolver"] = _fill(_RESOLVER, {"resolvers": " ".join(self.resolvers)})
         if self.token_file is not None:

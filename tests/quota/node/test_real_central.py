@@ -212,3 +212,31 @@ def test_a_leader_that_is_away_is_told_and_when_it_is_back(
         running.enter_context(Central(LIMITS, **options))
         wait_for(lambda: len(told()) == 2)
         assert told()[1].startswith(f"leader {url}/ is heard, epoch ")
+
+
+@pytest.mark.parametrize(("rate", "burst_seconds"), [(0.001, 20_000.0), (20.0, 1.0)])
+def test_a_restart_of_the_only_worker_books_each_request_once_and_spends_no_old_credit(
+    rate: float, burst_seconds: float, tmp_path: Path
+) -> None:
+    """A central forgets a node that leaves, and takes its credit back."""
+    limit = Entry("front", "ann", rates={"requests": rate}, burst_seconds=burst_seconds)
+    begin = time.monotonic()
+    with Central([limit], listen="127.0.0.1:0") as central:
+        assert central.registry is not None
+        ledger = central.registry.state.ledger
+        passed = 0
+        for _ in range(4):
+            with Node(
+                central.url, node_id="web", services=["front"], shared=str(tmp_path / "memory")
+            ) as node:
+                wait_for(
+                    lambda node=node: any(each.is_connected for each in node.status().centrals)
+                )
+                for _ in range(30):
+                    if node.allows("front", "ann", ONE):
+                        node.consume("front", "ann", ONE)
+                        passed += 1
+        wait_for(lambda: ledger.recorded("front", "ann", "requests") >= passed)
+        assert ledger.recorded("front", "ann", "requests") == passed
+        # A bucket begins with the refill of a slot, and the node with the fallback of one.
+        assert 1 <= passed <= rate * (time.monotonic() - begin + 1.0) + 10.0 + 1.0

@@ -337,6 +337,7 @@ class ReporterThread:
                 is_disconnected = status.failures > 0 and not status.is_connected
                 if is_disconnected or status.acknowledged >= waiting[central]:
                     del waiting[central]
+        self._reporter.end_leave(self._user_table.now())
 
     async def _status(self) -> EndNodeStatus:
         reporter, freshness = self._reporter, self._freshness

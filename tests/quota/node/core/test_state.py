@@ -14,6 +14,7 @@ from sluicegate.errors import ProtocolError
 from sluicegate.quota.errors import Throttled
 from sluicegate.quota.messages import Ack, Ask, Hint, Line, Quota, Report, ServiceQuota, Share
 from sluicegate.quota.node.core._user_table import Ticket
+from sluicegate.quota.node.core.reporter import Reporter
 from sluicegate.quota.node.core.state import NodeState
 from sluicegate.quota.stable_hash import hash_fraction
 
@@ -528,3 +529,21 @@ def test_a_leader_whose_clock_was_an_hour_wrong_is_left_behind() -> None:
         1.1, "c2", _quota(1001, {"ann": {"reads": Share(3.0, 1.0)}}, time=1001.1)._replace(epoch=2)
     )
     assert node.state(1.2, "front", "ann") == "fresh"
+
+
+def test_the_next_reporter_goes_on_with_what_the_leader_has_told_of_all_users() -> None:
+    """Or new users would live on the fallback, which may be more than their limit."""
+    node = NodeState("n1", 1, ("c1",), now=0.0, wall=1000.0)
+    node.outgoing(0.0)
+    services = {"front": ServiceQuota({"free": {}}, {"requests": 0.5}, {})}
+    for user in ("free", "new"):
+        node.consume(0.05, "front", user, {"requests": 1.0})
+    node.receive(0.1, "c1", Quota("c1", 1, 7, 1000, 1000.1, 2, False, 0.05, services))
+    node.lose_connection(0.2, "c1")
+    table = node._user_table
+    assert table.window(0.3)[4] == pytest.approx(0.2)
+    node._reporter = Reporter(table, ("c1",), boot=1)
+    node.outgoing(0.4)
+    assert node.state(0.4, "front", "free") == "free"
+    assert node.state(0.4, "front", "new") == "newcomer"
+    assert table.window(0.4)[4] == pytest.approx(0.2)  # still alone

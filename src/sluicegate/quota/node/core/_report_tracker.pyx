@@ -103,6 +103,10 @@ cdef class ReportTracker:
     def __len__(self):
         return sum(map(len, self._users.values()))
 
+    def users(self):
+        """All users that are known, as `UserTotals`."""
+        return [user for users in self._users.values() for user in users.values()]
+
     # What was counted
 
     cdef int update(
@@ -136,7 +140,9 @@ cdef class ReportTracker:
             if cell.resource == 0:  # beginnings are in no report
                 continue
             if has_begun:
-                consumed, rejected, requests = cell.consumed_before, cell.rejected_before, cell.requests_before
+                # A node that has left in this window, and is back, has told of the window up to then.
+                consumed = max(cell.consumed_before, cell.settled)
+                rejected, requests = cell.rejected_before, cell.requests_before
                 reserved = cell.old_reserved + cell.ticketed[0] + cell.ticketed[1]
             else:
                 consumed, rejected, requests = cell.consumed, cell.rejected, cell.requests

@@ -86,6 +86,7 @@ cdef class SharedHeader:
     cdef bint _is_compatible(self, object file, bytes fingerprint, bytes boot_id) except -1
     cdef int number_of_service(self, object name) except -1
     cdef int fill_defaults(self, DefaultShares *defaults, object shares) except -1
+    cdef dict _default_shares(self, const DefaultShares *defaults)
     cdef int _add_name(self, object name, str what, char *names, uint64_t *count, int most, int longest) except -1
     cdef int number_of_resource(self, object name) except -1
     cdef int _remember_resource(self, object name, int place) except -1

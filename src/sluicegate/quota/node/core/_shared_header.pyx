@@ -246,7 +246,16 @@ cdef class SharedHeader:
             "window": published.window,
             "generation": published.generation,
             "nodes": published.nodes,
+            "newcomers": {
+                self.service_name(service): self._default_shares(&published.newcomers[service])
+                for service in range(MAX_SERVICES)
+                if published.known_services >> service & 1
+            },
         }
+
+    cdef dict _default_shares(self, const DefaultShares *defaults):
+        cdef int i
+        return {self.resource_name(defaults.resource[i]): defaults.share[i] for i in range(defaults.count)}
 
     @property
     def wait_seconds(self):

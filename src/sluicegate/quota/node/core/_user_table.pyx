@@ -171,11 +171,14 @@ cdef class UserTable:
         return 0
 
     def window(self, double time):
-        """The slot that requests are counted in, which of the host's windows it is, its begin and end."""
+        """The slot that requests are counted in, which of the host's windows it is, its begin and end.
+
+        And since when no leader is heard; below 0: one is.
+        """
         cdef WindowInfo window
         set_time(&window, time)
         read_window(self.header, 0, &window)
-        return window.slot, window.number, window.begin, window.end
+        return window.slot, window.number, window.begin, window.end, window.alone_since
 
     # A request begins, and ends
 

@@ -122,7 +122,9 @@ class Reporter:
         # Go on where the last reporter stopped, or where the memory began.
         published = self._header.last_published()
         now = user_table.now()
-        self._slot, self._window, self._window_begin, self._window_end = user_table.window(now)
+        self._slot, self._window, self._window_begin, self._window_end, alone_since = (
+            user_table.window(now)
+        )
         self._epoch: int = published["epoch"]
         self._has_leader_time = self._epoch >= 0
         offset = self._slot * user_table.slot_seconds - self._window_begin
@@ -134,7 +136,8 @@ class Reporter:
         # count as without a leader, since when.
         self._unlisted: set[str] = set()
         self._leaderless: dict[str, float] = {}
-        alone_since = now if self._epoch < 0 else -1.0
+        if self._epoch < 0:
+            alone_since = now
         # None: whoever leads, while that is not known.
         self._leading: dict[str | None, LeadingCentral] = {
             central: LeadingCentral(user_table.slot_seconds, now, alone_since)
@@ -145,8 +148,9 @@ class Reporter:
         self._collected_window = 0  # the window up to which changes have been looked for
         self._pending_reports: list[tuple[str, Report]] = []  # the next ones, until they are due
         self._report_delay = report_delay(user_table.node_id, user_table.slot_seconds)
-        self._version: int | None = None  # of the limits; None: no Quota yet
-        self._newcomers: dict[str, dict[str, float]] = {}  # by service
+        # Of the limits; None: no Quota yet.
+        self._version: int | None = published["version"] - 1 if published["version"] else None
+        self._newcomers: dict[str, dict[str, float]] = published["newcomers"]  # by service
         self._limited: dict[str, int] = {}  # services with limits, and their version
         self._nodes = 0
         self._quota_slot: int | None = None  # of the newest whole Quota
@@ -560,6 +564,19 @@ class Reporter:
         """The last reports: the node stops, and hands back what it was promised."""
         self.advance_to(now)
         return self._report(now, self._slot, leaving=True)
+
+    def end_leave(self, now: float) -> None:
+        """The last reports are acknowledged, as far as they ever will be.
+
+        Centrals forget a node that has left, and take its credit back. If the node comes back
+        with this memory, they book what is not settled in it; and what was granted before must
+        not be spent.
+        """
+        put_settled(self._user_table, self._tracker)
+        for user in self._tracker.users():
+            return_credit(
+                self._user_table, now, user.service, user.name, idle_seconds=0.0, keeps=False
+            )
 
     def _report(self, now: float, slot: int, *, leaving: bool) -> list[tuple[str, Report]]:
         window = self._window + 1 if leaving else self._window

@@ -235,3 +235,9 @@ def test_the_fast_path_answers_and_counts_as_the_general_way_does() -> None:
     found = json.loads(run("compare_fast_path.lua", 1, 300))
     assert not found["failed"]
     assert found["fast"] > 2_000, found
+
+
+def test_a_call_that_failed_keeps_nobody_out_of_the_record_that_it_had_locked(
+    tmp_path: Path,
+) -> None:
+    assert run("failed_call.lua", tmp_path / "memory").split() == ["3"]

@@ -1,14 +1,14 @@
---- The most frequent requests, for a tenth of the processor time: of users that have credit.
+--- The most frequent requests, those of users that have credit, in few instructions.
 --
 -- A user whose leader is heard, whose account is up to date, and whose balance covers the requests that
 -- may come, passes by a comparison for each resource. Nothing is asked for, nobody waits, no allowance
 -- is touched. The functions here do that, and the end of such a request, on the record itself, which is
--- locked; whatever else it is, they change nothing and return false, and the general way decides:
+-- locked. In any other case they change nothing and return false, and the general way decides:
 -- `user_table.lua` with `admission.lua`. The rules are the same, and so is the account afterwards.
 --
 -- There are no loops here, but cells one by one: nginx calls Lua anew in each phase of a request, and
--- LuaJIT compiles such a call as a whole only if there is no loop in it. The parts would be joined by
--- its interpreter, at ten times the cost.
+-- LuaJIT compiles such a call as a whole only if there is no loop in it. Its interpreter would join
+-- the parts, at several times the cost.
 
 local accounts = require "throttle.accounts"
 local admission = require "throttle.admission"
@@ -46,7 +46,7 @@ function fast_path.is_current(place, view)
     return true
 end
 
---- Whether a resource is not limited, or there is enough of it for so many mean requests.
+--- Whether a resource is not limited, or its balance covers `requests` requests of mean cost.
 local function has_credit(cell, requests)
     return cell.is_limited == 0 or cell.mean <= 0 or is_covered(cell, requests * cell.mean)
 end

@@ -25,7 +25,7 @@ from libc.string cimport memcpy
 from sluicegate.limits._key_table cimport KeyTable
 from sluicegate.limits._algorithms cimport Params, TOKEN_BUCKET, bucket_charge, bucket_wait
 from sluicegate.limits._decision cimport Decision
-from sluicegate.limits._key_normalize cimport normalize_key
+from sluicegate._key_normalize cimport normalize_key
 from sluicegate._minmax cimport fast_max
 from sluicegate.limits._limit_set cimport (
     MAX_SET_WORDS, LimitSet, bad_cost, check_whole_cost, exhaust_state, limit_set_charge, limit_set_clear,

@@ -22,7 +22,7 @@ from libc.string cimport memcpy
 
 from sluicegate.limits._algorithms cimport MAX_WORDS, words_of
 from sluicegate.limits._decision cimport Decision
-from sluicegate.limits._key_normalize cimport normalize_key
+from sluicegate._key_normalize cimport normalize_key
 from sluicegate._minmax cimport fast_max, fast_min
 from sluicegate.limits._limit_set cimport (
     MAX_LIMITS, MAX_SET_WORDS, LimitSet, bad_cost, exhaust_state, limit_of, limit_set_charge, limit_set_clear,
@@ -34,7 +34,7 @@ from sluicegate.shm._atomic cimport add, load, raise_double, store
 from sluicegate.shm._lockfree_table cimport (
     LockFreeTable, Key, MAX_CHAIN_LENGTH, ChainSnapshot, MAX_PAYLOAD, Record, size_class_of, payload_in, record_at,
 )
-from sluicegate.limits._key_encoding cimport key_of
+from sluicegate.shm._key_encoding cimport key_of
 
 from sluicegate.errors import TableFull
 from sluicegate._validate import check_timeout

@@ -17,7 +17,7 @@ from libc.stdint cimport uint64_t
 from sluicegate.shm._lockfree_table cimport (
     LockFreeTable, Key, MAX_CHAIN_LENGTH, ChainSnapshot, Record, TEXT, size_class_of, key_in, payload_in, record_at,
 )
-from sluicegate.limits._key_encoding cimport key_of
+from sluicegate.shm._key_encoding cimport key_of
 
 from sluicegate.errors import TableFull
 from sluicegate.shm.file import path_of, remove

@@ -20,7 +20,7 @@ dictionary; one that it does not cover makes its caller ask Redis for the next l
 cimport cython
 from cpython.unicode cimport PyUnicode_CheckExact
 
-from sluicegate.limits._key_normalize cimport normalize_key
+from sluicegate._key_normalize cimport normalize_key
 from sluicegate._minmax cimport fast_max, fast_min
 from sluicegate.limits._limiter_clock cimport LimiterClock
 from sluicegate.limits.redis._counters cimport DecisionCounters

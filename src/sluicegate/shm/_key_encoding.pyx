@@ -9,7 +9,7 @@ its bytes, so "1", b"1", 1 and ("1",) are four keys.
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_CheckExact
 
-from sluicegate.limits._key_normalize cimport normalize_key
+from sluicegate._key_normalize cimport normalize_key
 from sluicegate.shm._lockfree_table cimport BYTES, Key, MAX_KEY_BYTES, PACKED, TEXT
 
 __all__ = []
@@ -23,20 +23,24 @@ cdef extern from "Python.h":
 cdef object key_of(object given, Key* key):
     """Make `key` of a given one. What is returned holds the bytes: keep it as long as the key."""
     cdef Py_ssize_t size
-    key.namespace = 0
-    if PyUnicode_CheckExact(given) and PyUnicode_IS_COMPACT_ASCII(given):
-        key.kind = TEXT
-        key.data = PyUnicode_DATA(given)
-        size = PyUnicode_GET_LENGTH(given)
-        kept = given
-    else:
-        given = normalize_key(given)
-        kept = encoded(given, &key.kind)
-        key.data = PyBytes_AS_STRING(kept)
-        size = PyBytes_GET_SIZE(kept)
+    kept = bytes_of(given, &key.data, &size, &key.kind)
     if size > MAX_KEY_BYTES:
         raise ValueError(f"key must have at most {MAX_KEY_BYTES} bytes, got {size}: {beginning(given)}")
+    key.namespace = 0
     key.size = <unsigned int>size
+    return kept
+
+
+cdef object bytes_of(object given, const char** data, Py_ssize_t* size, unsigned char* kind):
+    """The bytes of a key, however many, and its kind. What is returned holds the bytes."""
+    if PyUnicode_CheckExact(given) and PyUnicode_IS_COMPACT_ASCII(given):
+        kind[0] = TEXT
+        data[0] = PyUnicode_DATA(given)
+        size[0] = PyUnicode_GET_LENGTH(given)
+        return given
+    kept = encoded(normalize_key(given), kind)
+    data[0] = PyBytes_AS_STRING(kept)
+    size[0] = PyBytes_GET_SIZE(kept)
     return kept
 
 

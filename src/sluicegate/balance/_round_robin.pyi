@@ -1,0 +1,22 @@
+from collections.abc import Iterable
+
+from typing_extensions import disjoint_base
+
+from sluicegate.balance._balancer import Balancer
+from sluicegate.balance.server import Health, Server
+from sluicegate.clock import Clock
+
+__all__ = ["RoundRobin"]
+
+@disjoint_base
+class RoundRobin(Balancer):
+    def __init__(
+        self,
+        servers: Iterable[Server | str] = (),
+        *,
+        random_start: bool = False,
+        health: Health | None = None,
+        load_decay: float = 10.0,
+        clock: Clock | None = None,
+        seed: int | None = None,
+    ) -> None: ...

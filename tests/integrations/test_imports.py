@@ -17,6 +17,7 @@ def test_the_package_and_the_middlewares_import_no_framework() -> None:
     code = f"""
 import sys
 import sluicegate.integrations, sluicegate.integrations.asgi, sluicegate.integrations.wsgi
+import sluicegate.integrations.load_report, sluicegate.integrations.retry_budget
 print([name for name in {FRAMEWORKS} if name in sys.modules])
 """
     run = python(code)

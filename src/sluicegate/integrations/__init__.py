@@ -11,6 +11,12 @@ its own, which does:
     sluicegate.integrations.django    RateLimitMiddleware, limit(...) for views
     sluicegate.integrations.httpx     RateLimitTransport, AsyncRateLimitTransport
 
+Requests that go out are also balanced over several servers, and a server tells its clients how
+busy it is:
+
+    sluicegate.integrations.httpx         BalancedTransport, AsyncBalancedTransport
+    sluicegate.integrations.load_report   LoadReportMiddleware, WsgiLoadReportMiddleware
+
 Inside, `gate.py` turns rules and a request into a verdict, `responses.py` turns a verdict
 into header fields and a body, both without a framework; the rest are thin shells.
 """

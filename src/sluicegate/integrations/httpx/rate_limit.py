@@ -25,12 +25,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-try:
-    import httpx
-except ModuleNotFoundError as _missing:
-    raise ModuleNotFoundError(
-        "sluicegate.integrations.httpx needs httpx: pip install httpx", name=_missing.name
-    ) from _missing
+import httpx
 
 from sluicegate._validate import check_positive, check_timeout, check_whole
 from sluicegate.clock import Clock, SystemClock

@@ -3,7 +3,8 @@
 Exit code 0 if our assignment meets all goals, 1 if not, 2 for wrong usage. `random` in place of a
 scenario draws clusters instead: one, shown as any scenario, or many and their summary;
 `random-faults` those in which something goes wrong. What begins with `pacing` is in
-simulate_pacing.py, `dispatch-random` and `election-random` in simulate_swarms.py.
+simulate_pacing.py, `dispatch-random` and `election-random` in simulate_swarms.py, `cache` in
+simulate_cache.py, `balance` in simulate_balance.py.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluicegate.cli import simulate_pacing, simulate_swarms
+from sluicegate.cli import simulate_balance, simulate_cache, simulate_pacing, simulate_swarms
 from sluicegate.cli.arguments import count, integer, seconds
 from sluicegate.cli.output import discard, progress_bar, tell_saved, tell_written, write_file
 from sluicegate.clock import Clock
@@ -33,8 +34,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "scenario is run with our limiters alone, and what passed is compared with the\n"
         "line of its target. dispatch-random runs workers and clients of a queue with\n"
         "faults, and checks that every call ends once and in time. election-random runs\n"
-        "members that elect a leader with faults, and checks that never two lead. The exit\n"
-        "code is 0 if ours meets all goals, 1 if not, 2 for wrong usage."
+        "members that elect a leader with faults, and checks that never two lead. cache\n"
+        "replays a trace of keys and shows the hit ratio of each cache policy. balance\n"
+        "runs all balancing policies on simulated servers. The exit code is 0 if ours\n"
+        "meets all goals, 1 if not, 2 for wrong usage."
     )
     parser.epilog = (
         "examples:\n  sluicegate simulate --list\n  sluicegate simulate overload-3x\n"
@@ -46,7 +49,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  sluicegate simulate pacing-steady --html pacing.html\n"
         "  sluicegate simulate pacing-random --runs 200\n"
         "  sluicegate simulate dispatch-random --runs 500\n"
-        "  sluicegate simulate election-random --runs 2000 --jobs 2"
+        "  sluicegate simulate election-random --runs 2000 --jobs 2\n"
+        "  sluicegate simulate cache trace.csv.gz --column key --html cache.html\n"
+        "  sluicegate simulate balance\n"
+        "  sluicegate simulate balance --slow 2 --slow-factor 3 --load 0.7"
     )
     parser.add_argument(
         "scenario",
@@ -54,7 +60,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SCENARIO",
         help=(
             "a name, a TOML file, all, random, random-faults, pacing, pacing-random, "
-            "dispatch-random, or election-random"
+            "dispatch-random, election-random, cache, or balance"
+        ),
+    )
+    parser.add_argument(
+        "trace",
+        nargs="?",
+        metavar="TRACE",
+        help=(
+            "with cache: a file of keys, one per line, a table (.csv, .tsv; also .gz), "
+            "or zipf, scan-mixed, drifting, which are generated"
         ),
     )
     parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
@@ -85,7 +100,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON document")
     output.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    simulate_cache.add_arguments(parser)
+    simulate_balance.add_arguments(parser)
+    _accept_trace_after_options(parser)
     parser.set_defaults(run=_run, parser=parser)
+
+
+def _accept_trace_after_options(parser: argparse.ArgumentParser) -> None:
+    """Find TRACE also in `simulate cache --policy lru TRACE`.
+
+    argparse gives all optional positionals their values as soon as it meets the first one, and
+    does not know the later words.
+    """
+    parse = parser.parse_known_args
+
+    def parse_known_args(args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = parse(args, namespace)
+        if found.trace is None and unknown and not unknown[0].startswith("-"):
+            found.trace = unknown.pop(0)
+        return found, unknown
+
+    parser.parse_known_args = parse_known_args  # type: ignore[method-assign]
 
 
 def _run(arguments: argparse.Namespace, clock: Clock) -> int:
@@ -124,8 +159,19 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.scenario is None:
         arguments.parser.error("expected a SCENARIO; --list shows them all")
+    for part in (simulate_cache, simulate_balance):
+        for option in part.OPTIONS if arguments.scenario != part.NAME else ():
+            if getattr(arguments, option) is not None:
+                name = option.replace("_", "-")
+                arguments.parser.error(f"--{name} works with {part.NAME}")
+    if arguments.scenario == simulate_cache.NAME:
+        return simulate_cache.run(arguments)
+    if arguments.trace is not None:
+        arguments.parser.error(f"only {simulate_cache.NAME} takes a TRACE, got {arguments.trace!r}")
     if arguments.scenario in ("random", "random-faults"):
         return _run_random(arguments)
+    if arguments.scenario == simulate_balance.NAME:
+        return simulate_balance.run(arguments)
     if arguments.scenario in simulate_swarms.NAMES:
         return simulate_swarms.run(arguments)
     if _is_pacing(arguments.scenario):

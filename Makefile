@@ -69,7 +69,7 @@ check-lua: .venv/debian-test
 	  echo "sluicegate: without luacheck the Lua files are not checked: apt-get install lua-check"; [ -z "$$CI" ]; \
 	fi
 
-bench: .venv/bench .venv/core .venv/debian-bench ## ours and the peers side by side; ONLY=limits runs one part
+bench: .venv/bench .venv/core .venv/debian-bench ## ours and the peers side by side; ONLY=limits,redis runs these parts
 	$(BIN)/python -m benchmarks $(ONLY)
 
 soak: .venv/test .venv/core .venv/debian-test ## the tests with many more examples, kills and random seeds (four hours)

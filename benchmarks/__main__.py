@@ -16,10 +16,13 @@ PARTS = [
     "pacing",
     "dispatch",
     "nginx",
+    "balance",
+    "cache",
 ]
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    names = [name for argument in arguments for name in argument.split(",")]
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         sys.stderr.write(f"unknown part {unknown[0]!r}; the parts are {', '.join(PARTS)}\n")

@@ -40,7 +40,7 @@ def test_results_are_written_down_and_missed_goals_stay(
 
 
 def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["nonsense"]) == 2
+    assert main(["limits,nonsense"]) == 2
     assert "unknown part 'nonsense'; the parts are limits, shared" in capsys.readouterr().err
 
 

@@ -38,7 +38,7 @@ cdef enum:
 
 cdef struct Turn:
     int64_t weight
-    int64_t given     # picks of this server in its round of so many as its weight
+    int64_t given     # picks of this server in its round, which has as many as its weight says
     int64_t begin     # the pick at which the round began
     int64_t due       # the pick from which on the next one may come, or its deadline: the heap's key
     int64_t rank      # who is first of two that are due at once

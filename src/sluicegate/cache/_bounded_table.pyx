@@ -281,7 +281,7 @@ cdef class BoundedTable:
         return count
 
     cdef size_t drop_due(self, double now, size_t most) noexcept:
-        """Drop at most so many entries that have expired; return how many."""
+        """Drop at most `most` entries that have expired; return how many."""
         cdef size_t count = 0
         cdef Entry* entry = expiry_due(&self.heap, now)
         while entry != NULL and count < most:

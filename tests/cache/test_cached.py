@@ -699,7 +699,7 @@ def test_values_survive_a_small_cache() -> None:
 
 
 class FickleKey:
-    """Its hash fails when it is told to: as in a recursion that is too deep by one frame."""
+    """Its hash fails after a given number of calls, as in a recursion one frame too deep."""
 
     def __init__(self) -> None:
         self.hashes_left = 10**9

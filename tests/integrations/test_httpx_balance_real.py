@@ -73,7 +73,7 @@ Request = Callable[..., list[int | type[Exception]]]
 
 @pytest.fixture(params=["sync", "async"])
 def request_of(request: pytest.FixtureRequest) -> Request:
-    """Sends a request so many times; statuses, or types of errors."""
+    """Sends a request several times; returns statuses, or types of errors."""
 
     def in_thread(balancer: RoundRobin, method: str, times: int) -> list[int | type[Exception]]:
         results: list[int | type[Exception]] = []

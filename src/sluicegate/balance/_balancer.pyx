@@ -353,7 +353,7 @@ cdef class Balancer:
         return <Member>member
 
     cdef int _change_servers(self, double now) except -1:
-        """Servers were added or removed, or have other weights of their own."""
+        """Have the policy follow a change of the servers or of their own weights."""
         cdef uint64_t version
         self._version += 1
         while True:

@@ -1,6 +1,6 @@
 # cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic, cdivision=True
 # cython: auto_pickle=False
-"""`Cache`: the mapping that all policies are. What happens inside is told in `_bounded_table.pyx`."""
+"""`Cache`: the mapping that all policies share. `_bounded_table.pyx` explains what happens inside."""
 
 cimport cython
 from libc.math cimport INFINITY

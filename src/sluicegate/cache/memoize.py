@@ -9,7 +9,7 @@ async def price(item): ...
 @cached(cache=lru, key=lambda session, name: name)      several functions, one cache
 def rows(session, name): ...
 
-How the others wait is told in single_flight.py. Here is what a key is, and what is wrapped.
+This file makes keys and wraps functions; single_flight.py explains how the others wait.
 """
 
 import functools

@@ -26,7 +26,7 @@ _IN_FLIGHT = re.compile(rf"(?:^|,)[ \t]*named_metrics\.in_flight[=:][ \t]*({_NUM
 
 
 def load_report(in_flight: int) -> str:
-    """The value of the header for so many requests in progress."""
+    """The value of the header for this number of requests in progress."""
     return f"TEXT named_metrics.in_flight={in_flight}"
 
 

@@ -1,4 +1,4 @@
-"""A model server: so many requests at once, the others in a queue, first come, first served.
+"""A model server: works on `capacity` requests at once; the others queue, first come, first served.
 
 Each request brings its own work, in seconds of a server of speed 1, so all policies are compared on
 the same requests. What a server may do wrong (`State`):
